@@ -44,6 +44,15 @@ def test_the_history_of_one_node_is_unknown_and_says_what_to_bring(node: int) ->
     assert any(f"of node {1 - node} is absent: name its folder with --node-folder" in because for because in unknown)
 
 
+def test_what_a_node_sent_before_it_was_lost_leaves_the_rest_unknown() -> None:
+    nodes = two_nodes()
+    sent = [event for event in nodes[0] if event.who == "supervisor-0"][:2]  # it had sent no steps
+    findings = audit([*sent, *nodes[1]])
+    assert worst(findings) == "unknown", findings
+    unknown = [finding.because for finding in findings if finding.verdict == "unknown"]
+    assert any("rank-0 of attempt 1" in because and "--node-folder" in because for because in unknown), unknown
+
+
 def test_an_error_within_one_nodes_history_is_still_an_error() -> None:
     nodes = two_nodes()
     events = [event for event in nodes[0] if event.kind != "open"]

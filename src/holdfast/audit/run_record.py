@@ -338,16 +338,27 @@ class RunRecord:
     @cached_property
     def absent_nodes(self) -> list[int]:
         """The numbers of nodes whose supervisor has no event file; only the first few, enough for a message."""
-        nodes = max((launch.nodes for _, launch in self.launches if isinstance(launch, Launch)), default=1)
-        absent = (node for node in range(nodes) if nodes > 1 and f"supervisor-{node}" not in self.writers)
+        absent = (node for node in range(self.nodes) if self.nodes > 1 and f"supervisor-{node}" not in self.writers)
         return list(islice(absent, SHOWN + 1))
 
+    @property
+    def nodes(self) -> int:
+        """The number of nodes that the run began with."""
+        return max((launch.nodes for _, launch in self.launches if isinstance(launch, Launch)), default=1)
+
     def absent_ranks(self, attempt: int) -> list[str]:
-        """Return the names (such as "rank-3") of the first few ranks of `attempt` without an event file."""
+        """Return the names (such as "rank-3") of the first few ranks without events of `attempt`."""
         world = self.world(attempt)
-        if sum(sessions[0].rank < world for sessions in self.sessions.values()) == world:
+        present = {session.rank for session in self.attempts.get(attempt, ())}
+        if sum(rank < world for rank in present) == world:
             return []
-        return list(islice((who for who in map("rank-{}".format, range(world)) if who not in self.sessions), SHOWN))
+        return list(islice((f"rank-{rank}" for rank in range(world) if rank not in present), SHOWN))
+
+    @cached_property
+    def absent_parts(self) -> list[str]:
+        """The first few ranks without events of an attempt that counts, such as "rank-3 of attempt 2"."""
+        parts = (f"{who} of attempt {attempt}" for attempt in self.trained for who in self.absent_ranks(attempt))
+        return list(islice(parts, SHOWN + 1))
 
     def reports(self, step: int) -> list[ShareReport]:
         """Return the samples that each rank recorded for `step`, in all attempts where the step was not rolled back."""

@@ -105,7 +105,7 @@ def audit_files(
         return findings
     for file, event in others:
         record.add(event, file)
-    findings = _excused(_run_checks(CHECKS, record), record.absent_nodes)
+    findings = _excused(_run_checks(CHECKS, record), record)
     if record.has_trained:
         return findings
     # Every check would say the same in its own words; but an error is an error.
@@ -118,24 +118,34 @@ def worst(findings: Iterable[Finding]) -> Verdict:
     return max((finding.verdict for finding in findings), key=SEVERITY.index, default="unknown")
 
 
-def _excused(findings: tuple[Finding, ...], absent: Sequence[int]) -> tuple[Finding, ...]:
-    """Return `findings`, with a failure changed to "unknown" where the absent history of a node may be its cause.
-
-    `absent` are the numbers of the nodes without a history."""
-    if not absent:
+def _excused(findings: tuple[Finding, ...], record: RunRecord) -> tuple[Finding, ...]:
+    """Return `findings`, with a failure changed to "unknown" where the absent history of a node may be its cause."""
+    if not (absent := _absent_history(record)):
         return findings
-    nodes = ", ".join(map(str, absent[:SHOWN])) + (", ..." if len(absent) > SHOWN else "")
-    one = len(absent) == 1
-    bring = (
-        f"the history of {'node' if one else 'nodes'} {nodes} is absent: name {'its folder' if one else 'each folder'}"
-    )
-    bring += " with --node-folder, or audit where the checkpoint store can be reached"
     return tuple(
-        Finding(finding.check, "unknown", f"{bring}. Without it: {finding.because}")
+        Finding(finding.check, "unknown", f"{absent}. Without it: {finding.because}")
         if finding.verdict == "fail" and finding.check in _NEED_ALL_NODES
         else finding
         for finding in findings
     )
+
+
+def _absent_history(record: RunRecord) -> str | None:
+    """Return what is absent of the history of a run of several nodes, and what to do; None if nothing is."""
+    if nodes := record.absent_nodes:
+        numbers = ", ".join(map(str, nodes[:SHOWN])) + (", ..." if len(nodes) > SHOWN else "")
+        absent, folder = ("node", "its folder") if len(nodes) == 1 else ("nodes", "each folder")
+        return (
+            f"the history of {absent} {numbers} is absent: name {folder} with --node-folder, or audit where the "
+            "checkpoint store can be reached"
+        )
+    if record.nodes > 1 and (parts := record.absent_parts):
+        ranks = ", ".join(parts[:SHOWN]) + (", ..." if len(parts) > SHOWN else "")
+        return (
+            f"the history of {ranks} is absent: the node that had it was lost before it sent it to the checkpoint store. "
+            "If its folder still exists, name it with --node-folder"
+        )
+    return None
 
 
 def _server_findings(
