@@ -42,7 +42,7 @@ def origins(found: Sequence[Any]) -> set[str]:
 def test_a_lost_shard_has_the_weights_of_the_last_gather_and_the_moments_of_the_newest_snapshot(start: Start) -> None:
     points = ("boundary", "forward=0.5", "backward=0.5", "save")
     reference = completed(start, out="reference", recovery="restart")
-    job = completed(start, *(kill(6 + 5 * number, number % 3, point=point) for number, point in enumerate(points)))
+    job = completed(start, *(kill(6 + 4 * number, number % 3, point=point) for number, point in enumerate(points)))
     assert restarts(job) == 0, job.stderr
     before, now = ("gathered", -1), ("gathered", 0)
     *within_steps, (after_save, _) = sources(job)
@@ -66,7 +66,7 @@ def test_of_two_lost_neighbours_one_returns_whole_to_the_snapshot(start: Start) 
 
 
 def test_reduced_gradients_that_no_rank_has_any_more_restart_the_run_and_it_says_so(start: Start) -> None:
-    job = completed(start, kill(8, 1, 2, point="backward=0.5"))
+    job = completed(start, kill(8, 1, 2, point="backward=0.7"))
     assert restarts(job) == 1
     assert "with them the reduced gradients of one of them" in job.stderr
 

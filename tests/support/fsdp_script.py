@@ -28,9 +28,7 @@ class Block(nn.Module):
 
 
 def sharded_network(mesh: DeviceMesh, dropout: float = 0.1, *, batch_norm: bool = False) -> nn.Module:
-    model = nn.Sequential(
-        nn.Linear(5, WIDTH), Block(dropout), Block(dropout), nn.Linear(WIDTH, 2)
-    )  # 2 rows: some ranks have none
+    model = nn.Sequential(nn.Linear(5, WIDTH), Block(dropout), nn.Linear(WIDTH, 2))  # 2 rows: some ranks have none
     if batch_norm:
         model.insert(1, nn.BatchNorm1d(WIDTH))  # each rank has its own statistics
     for layer in model:
@@ -57,7 +55,7 @@ def main(task: dict[str, Any]) -> None:
     data = TensorDataset(torch.randn(96, 5, generator=draw), torch.randint(2, (96,), generator=draw))
     micro_batches = task.get("micro_batches", 1)
     for batch in run.batches(
-        data, global_batch=task.get("batch", 12), num_epochs=task.get("epochs", 4), micro_batches=micro_batches
+        data, global_batch=task.get("batch", 12), num_epochs=task.get("epochs", 3), micro_batches=micro_batches
     ):
         x, y = batch
         loss = F.cross_entropy(model(x), y)
