@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 import holdfast as hf
 
-FEATURES, CLASSES, SAMPLES = 32, 8, 4096
+FEATURES, CLASSES, SAMPLES = 32, 8, 65536
 
 
 class Samples(TensorDataset):

@@ -1,12 +1,13 @@
 """The digest of a state: any flipped bit changes it, and nothing else does."""
 
+import math
 from itertools import product
 
 import pytest
 import torch
 from torch import nn
 
-from holdfast.train.whole_digest import _COLUMNS, _SMALL, WholeDigest, replicated_state
+from holdfast.train.whole_digest import _COLUMNS, _SMALL, WholeDigest, are_finite, replicated_state
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.complex64)
 LARGE = _SMALL + 6 * _COLUMNS + 7  # float32 values: read as a matrix, with a rest
@@ -80,3 +81,16 @@ def test_the_state_of_replicas_has_the_parameters_their_moments_and_counters_and
     moments = {f"{key} of {name}" for key, name in product(("exp_avg", "exp_avg_sq"), ("weight", "bias"))}
     assert state.keys() == {"weight", "bias", *moments, "optimizer counters (cpu, torch.float32)"}
     assert state["optimizer counters (cpu, torch.float32)"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_one_value_that_is_not_finite_among_the_largest_finite_ones(dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max
+    values = torch.full((3, 50), largest, dtype=dtype)
+    values[0] = -largest
+    others = [torch.tensor([1e300], dtype=torch.float64), torch.empty(0), torch.tensor([1])]
+    assert are_finite([*others, values]).item() == 1
+    for value in (math.nan, math.inf, -math.inf):
+        spoilt = values.clone()
+        spoilt[2, 17] = value
+        assert are_finite([*others, spoilt]).item() == 0

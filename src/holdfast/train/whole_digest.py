@@ -81,7 +81,11 @@ def are_finite(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     floats = [tensor.detach() for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
     if not floats:
         return torch.ones((), dtype=torch.int64)
-    return torch.nn.utils.get_total_norm(floats, math.inf).isfinite().long()
+    if any(tensor.is_cuda for tensor in floats):
+        return torch.nn.utils.get_total_norm(floats, math.inf).isfinite().long()
+    # On a CPU, the norm takes eight times as long.
+    extremes = [extreme.double() for tensor in floats for extreme in torch.aminmax(tensor)]
+    return torch.stack(extremes).isfinite().all().long()
 
 
 def replicated_state(
