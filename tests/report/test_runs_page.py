@@ -1,11 +1,13 @@
 """Pages about runs: what they say, what they leave out, and the files they come in."""
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from itertools import groupby
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,25 +15,42 @@ from hypothesis import strategies as st
 from fake_histories import FakeHistory, killed_once, write_history
 from fake_server_histories import perturbed
 from holdfast.cli.report import page_of
+from holdfast.cost.run_events import of_history
 from holdfast.errors import BadInput
 from holdfast.events import Commit, Detect, Event, Regroup, Seconds, Step
+from holdfast.history.fold import fold
 from holdfast.report import figures, files, runs_page
-from holdfast.report.activity import TimelineBar, activity
+from holdfast.report.activity import Activity, activity
+from holdfast.report.lane import ACTIVITIES, COLUMNS, Bars, Lane
 from holdfast.report.page import Column, Page, Statement, Table
-from holdfast.report.run_data import names, run_from_history
-from holdfast.report.timeline_figure import COLUMNS, KINDS, described, left_out, longest_kinds, timeline
+from holdfast.report.run_data import load_run, names, run_from_history
+from holdfast.report.timeline_figure import KINDS, described, left_out, timeline
 from holdfast.sampler.digest import Samples
 from repository import ROOT
 
 PIECES = st.lists(st.tuples(st.floats(0, 3), st.floats(0.001, 3), st.sampled_from(sorted(KINDS))), max_size=60)
 
 
-def one_after_another(parts: list[tuple[float, float, str]]) -> list[TimelineBar]:
+def one_after_another(parts: list[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
+    """Return (begin, end, kind) of each part (gap before it, length, kind)."""
     pieces, now = [], 0.0
     for gap, length, kind in parts:
         begin, now = now + gap, now + gap + length
-        pieces.append(TimelineBar(begin, now, kind))
+        pieces.append((begin, now, kind))
     return pieces
+
+
+def longest(bars: list[tuple[float, float, str]], wall: float) -> list[int]:
+    lane = Lane(wall)
+    for kind in KINDS:
+        of_kind = np.array([(begin, end) for begin, end, own in bars if own == kind]).reshape(-1, 2)
+        lane.add(Bars(of_kind[:, 0], of_kind[:, 1], kind))
+    kinds: list[int] = lane.longest().tolist()
+    return kinds
+
+
+def active(events: Sequence[Event]) -> Activity:
+    return activity(of_history(events))
 
 
 class Pieces(HTMLParser):
@@ -54,23 +73,23 @@ class TestThinning:
     def test_a_bar_is_drawn_where_it_is_and_nothing_elsewhere(self, parts: list[tuple[float, float, str]]) -> None:
         bars = one_after_another([(gap, length + 1, kind) for gap, length, kind in parts])
         wall = 4.0 * 60 + 3.0 * 60
-        columns = longest_kinds(bars, wall)
+        columns = longest(bars, wall)
         assert len(columns) == COLUMNS
-        for number, kind in enumerate(columns.tolist()):
+        for number, kind in enumerate(columns):
             middle = (number + 0.5) * wall / COLUMNS
-            inside = [bar for bar in bars if bar.begin <= middle - 0.25 and middle + 0.25 <= bar.end]
-            assert [bar.kind for bar in inside] == [list(KINDS)[kind]] * len(inside)
-            near = any(bar.begin < middle + 0.25 and middle - 0.25 < bar.end for bar in bars)
+            inside = [own for begin, end, own in bars if begin <= middle - 0.25 and middle + 0.25 <= end]
+            assert inside == [list(KINDS)[kind]] * len(inside)
+            near = any(begin < middle + 0.25 and middle - 0.25 < end for begin, end, _ in bars)
             assert kind < 0 or near
 
     def test_a_hundred_thousand_steps_become_what_took_most_of_the_time(self) -> None:
         steps = [(0.0, 0.01, "train"), (0.0, 0.002, "wait")] * 100_000
         bars = one_after_another(steps)
-        assert {list(KINDS)[kind] for kind in longest_kinds(bars, bars[-1].end)} == {"train"}
+        assert {list(KINDS)[kind] for kind in longest(bars, bars[-1][1])} == {"train"}
 
     def test_a_wait_that_is_long_enough_is_seen_between_steps_that_are_not(self) -> None:
         steps = [(0.0, 0.01, "train")] * 1000 + [(0.0, 2.0, "wait")] + [(0.0, 0.01, "train")] * 1000
-        kinds = longest_kinds(one_after_another(steps), 22.0).tolist()
+        kinds = longest(one_after_another(steps), 22.0)
         assert [list(KINDS)[kind] for kind, _ in groupby(kinds)] == ["train", "wait", "train"]
 
     @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3000), st.integers(1, 40))
@@ -85,23 +104,22 @@ class TestThinning:
 
 class TestActivity:
     def test_a_rank_starts_trains_waits_loses_a_step_and_recovers(self) -> None:
-        found = activity(killed_once())
-        kinds = [piece.kind for piece in found.lanes[0]]
-        assert kinds == ["recover", "train", "train", "train", "wait", "undone", "recover", "train"]
-        assert found.lanes[0][0].end == pytest.approx(1.0)
+        found = active(killed_once())
+        kinds = [ACTIVITIES[kind] for kind, _ in groupby(found.lanes[0].longest()) if kind >= 0]
+        assert kinds == ["recover", "train", "wait", "undone", "recover", "train"]
         assert (found.reached, found.trained) == (4, 5)
 
     def test_it_ends_where_the_cost_says_and_nothing_lies_outside(self) -> None:
         events = killed_once()
-        found, cost = activity(events), run_from_history(events, "a").cost
+        found, cost = active(events), run_from_history(events, "a").cost
         assert found.wall == cost.wall
-        assert all(0 <= piece.begin < piece.end <= cost.wall for lane in found.lanes.values() for piece in lane)
+        assert 0 < sum(found.lanes[0].seconds(kind) for kind in ACTIVITIES) <= cost.wall
 
     def test_steps_that_a_failure_undid_are_a_line_of_their_own(self) -> None:
-        assert [line.kept for line in activity(killed_once()).lines] == [True, False, True]
+        assert [line.kept for line in active(killed_once()).lines] == [True, False, True]
 
     def test_a_failure_is_marked_where_it_was_seen_and_a_snapshot_where_it_exists(self) -> None:
-        found = activity(killed_once())
+        found = active(killed_once())
         (failure,) = found.failures
         assert (failure.rank, failure.text) == (0, "SIGKILL")
         assert [save.step for save in found.saves] == [3, 4]
@@ -113,7 +131,7 @@ class TestActivity:
         history.strikes("slow", 0)
         history.trains()
         history.finishes()
-        (failure,) = activity(history.events).failures
+        (failure,) = active(history.events).failures
         assert (failure.text, failure.step) == ("slow", 1)
 
     def test_a_live_recovery_is_seen_on_every_rank(self) -> None:
@@ -124,15 +142,14 @@ class TestActivity:
         history.rank_0(Regroup(1, 1, 1, "forward", (0,), (1,), (), seconds=0.5))
         history.trains()
         history.finishes()
-        recovering = [piece for piece in activity(history.events).lanes[0] if piece.kind == "recover"]
-        assert [round(piece.end - piece.begin, 3) for piece in recovering] == [1.0, 0.5]
+        assert active(history.events).lanes[0].seconds("recover") == pytest.approx(1.0 + 0.5)
 
 
 class TestTimeline:
     def test_it_names_what_failed_and_says_in_words_what_is_drawn(self) -> None:
-        drawn = figures.svg(timeline(activity(killed_once())), "timeline")
+        drawn = figures.svg(timeline(active(killed_once())), "timeline")
         assert {">failure<", ">snapshot<", ">rank 0<"} <= set(re.findall(r">[^<>]+<", drawn))
-        text = described(activity(killed_once()))
+        text = described(active(killed_once()))
         assert "1 rank over" in text
         assert "2 snapshots, 1 failure (SIGKILL of rank 0" in text
 
@@ -144,7 +161,7 @@ class TestTimeline:
             if step % 100 == 99:
                 history.saves(durable=0.01, snapshot=0.002)
         history.finishes()
-        run = activity(history.events)
+        run = active(history.events)
         assert len(figures.svg(timeline(run), "timeline")) < 100_000
         assert "are merged" in left_out(run)
 
@@ -158,7 +175,7 @@ class TestTimeline:
         history.restarts()
         history.trains()
         history.finishes()
-        run = activity(history.events)
+        run = active(history.events)
         assert ">rank 150<" in figures.svg(timeline(run), "timeline")
         assert "Only 32 of 200 ranks are shown" in left_out(run)
 
@@ -384,3 +401,50 @@ def test_events_that_a_page_rests_on_are_told_by_hand_as_runs_tell_them() -> Non
     kinds = {type(event.what) for event in killed_once()}
     assert {Commit, Detect, Step} <= kinds
     assert all(event.what.samples == Samples(8) for event in killed_once() if isinstance(event.what, Step))
+
+
+@pytest.mark.parametrize("loss", [0.5, None])
+def test_a_report_of_folded_steps_is_that_of_their_lines(tmp_path: Path, loss: float | None) -> None:
+    history = FakeHistory(world=2)
+    history.launches()
+    for step in range(900):
+        history.trains(0.1, 0.9 + (step % 5) / 10, stall=0.2 * (step % 300 == 0))
+        history.reports(step, Seconds(0.1, 0.8, 0.1), rank=1)
+        if step % 300 == 299:
+            history.saves(durable=0.5, snapshot=0.2)
+        if step == 700:
+            history.dies(rank=1)
+            history.restarts()
+    history.saves(durable=0.5, snapshot=0.2)
+    history.finishes()
+    events = [
+        event._replace(what=event.what._replace(loss=loss and loss / (event.what.step + 1)))
+        if isinstance(event.what, Step)
+        else event
+        for event in history.events
+    ]
+    whos = {event.who for event in events}
+    folder = write_history(tmp_path / "history", {who: [e for e in events if e.who == who] for who in whos})
+    lines = load_run(tmp_path, "a", audited=False)
+    assert fold(folder, least=1, is_over=True)
+    folded = load_run(tmp_path, "a", audited=False)
+    for rank in (0, 1):
+        assert folded.activity.lanes[rank].longest().tolist() == lines.activity.lanes[rank].longest().tolist()
+    one, other = folded.activity, lines.activity
+    assert (one.reached, one.trained, one.saves, one.failures) == (
+        other.reached,
+        other.trained,
+        other.saves,
+        other.failures,
+    )
+    assert (folded.settings, folded.began, one.wall) == (lines.settings, lines.began, other.wall)
+    assert {*folded.losses} <= {*lines.losses}
+    assert folded.losses[-1:] == lines.losses[-1:]
+    if loss:
+        assert len(folded.losses) < len(lines.losses) / 10
+        for extreme in (min, max):
+            assert extreme(value for _, value in folded.losses) == extreme(value for _, value in lines.losses)
+    for line, whole in zip(one.lines, other.lines, strict=True):
+        assert line.kept == whole.kept
+        assert {point[1] for point in line.points} < {point[1] for point in whole.points}
+        assert (line.points[0], line.points[-1]) == (pytest.approx(whole.points[0]), pytest.approx(whole.points[-1]))

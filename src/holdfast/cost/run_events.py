@@ -5,7 +5,7 @@ only the shortest compute time of each step is kept.
 """
 
 import heapq
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,8 @@ class RunEvents:
 
     items: Sequence[Item]
     shortest: ShortestSteps
+    ranks: Collection[int]
+    of_rank: Callable[[int], Iterable[Item]]  # returns the events of a rank, and all of its steps
 
     @property
     def events(self) -> list[Event]:
@@ -37,7 +39,8 @@ def of_history(history: Sequence[Event]) -> RunEvents:
     shortest = ShortestSteps()
     for event in history:
         _add(shortest, event)
-    return RunEvents(history, shortest)
+    ranks = {rank for event in history if (rank := rank_of(event.who)) is not None}
+    return RunEvents(history, shortest, ranks, lambda rank: (e for e in history if e.who == f"rank-{rank}"))
 
 
 def read_events(path: Where) -> RunEvents:
@@ -52,7 +55,12 @@ def read_events(path: Where) -> RunEvents:
     for file in files:
         if file.stem in leaders:
             read[file] = list(_items(file, leaders, ShortestSteps(), moments))
-    return RunEvents(list(heapq.merge(*read.values(), key=lambda item: item.time)), shortest)
+    of_ranks = {rank: file for file in files if (rank := rank_of(file.stem)) is not None}
+
+    def of_rank(rank: int) -> Iterable[Item]:
+        return _items(of_ranks[rank], {f"rank-{rank}"}, ShortestSteps(), ())
+
+    return RunEvents(list(heapq.merge(*read.values(), key=lambda item: item.time)), shortest, of_ranks.keys(), of_rank)
 
 
 def leading_ranks(items: Iterable[Item]) -> set[str]:

@@ -1,26 +1,20 @@
 """The activity of every rank of a run over time: training, waiting for a save, starting, recovering, and failures."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from holdfast import events
 from holdfast.cost.attempts import AttemptTimeline, attempts
-from holdfast.cost.step_block import StepBlock
-from holdfast.cost.timeline import AttemptStretch, timeline
-from holdfast.events import Commit, Corruption, Detect, Event, Regroup, Strike, rank_of
+from holdfast.cost.run_events import RunEvents
+from holdfast.cost.step_block import Item, StepBlock
+from holdfast.cost.timeline import timeline
+from holdfast.events import Commit, Corruption, Detect, Strike, rank_of
 from holdfast.history.lineage import Lineage
+from holdfast.report.lane import Lane, RunClock, bars_of
 from holdfast.report.page import Point
 
-
-class TimelineBar(NamedTuple):
-    """A bar in a timeline: one activity of a rank, from `begin` to `end` in seconds."""
-
-    begin: float
-    end: float
-    kind: str
+MOST_LANES = 32
 
 
 class TimelineMark(NamedTuple):
@@ -41,96 +35,55 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The data of a run's timeline figure: bars for each rank, progress, saves and failures."""
+    """The data of a run's timeline figure: the lanes of its ranks, progress, saves and failures."""
 
     wall: float
     reached: int  # the last step plus 1
     trained: int  # steps, including repeated ones
-    lanes: Mapping[int, Sequence[TimelineBar]]  # the activities of each rank
+    ranks: int
+    lanes: Mapping[int, Lane]  # of the first ranks, or of those that failed
     lines: Sequence[Line]  # steps trained over time
     saves: Sequence[TimelineMark]
     failures: Sequence[TimelineMark]
 
 
-def activity(history: Sequence[Event]) -> Activity:
-    line = timeline(history)
-    timelines = attempts(line.stretches, history)
-    clock, lineage = _Clock(line.stretches), Lineage()
+def activity(run: RunEvents) -> Activity:
+    """Return what the ranks of a run did. The steps of a rank are read again for its lane."""
+    line = timeline(run.items)
+    timelines = attempts(line.stretches, run.items)
+    clock, lineage = RunClock(line.stretches), Lineage()
     for moment in (moment for stretch in line.stretches for moment in stretch.moments):
         if not isinstance(moment.event.what, StepBlock):
             lineage.add(moment.event.what)
-    files: defaultdict[int, list[Event]] = defaultdict(list)
-    for event in history:
-        if (rank := rank_of(event.who)) is not None:
-            files[rank].append(event)
+    failures = _failures(run.items, clock)
+    failed = {mark.rank for mark in failures}
+    lanes = {
+        rank: Lane(line.wall)
+        for rank in sorted(sorted(run.ranks, key=lambda rank: (rank not in failed, rank))[:MOST_LANES])
+    }
+    for rank, lane in lanes.items():
+        for bars in bars_of(run.of_rank(rank), clock, lineage):
+            lane.add(bars)
     return Activity(
         wall=line.wall,
-        reached=max((step.number + 1 for attempt in timelines for step in attempt.steps), default=0),
-        trained=sum(len(attempt.steps) for attempt in timelines),
-        lanes={rank: list(_lane(files[rank], clock, lineage)) for rank in sorted(files)},
+        reached=max((step.last + 1 for attempt in timelines for step in attempt.steps), default=0),
+        trained=sum(step.steps for attempt in timelines for step in attempt.steps),
+        ranks=len(run.ranks),
+        lanes=lanes,
         lines=[progress for attempt in timelines for progress in _lines(attempt)],
-        saves=_saves(history, clock),
-        failures=_failures(history, clock),
+        saves=_saves(run.items, clock),
+        failures=failures,
     )
-
-
-class _Clock:
-    def __init__(self, stretches: Sequence[AttemptStretch]) -> None:
-        self._stretches = {stretch.number: stretch for stretch in stretches}
-
-    def at(self, event: Event) -> float | None:
-        """Return the time of `event` in seconds since the run started, or None if its attempt is not known."""
-        stretch = self._stretches.get(getattr(event.what, "attempt", -1))
-        if stretch is None:
-            return None
-        since = event.time - stretch.moments[0].event.time
-        return min(max(stretch.begin + since, stretch.begin), stretch.end)
-
-    def begin(self, attempt: int) -> float:
-        return self._stretches[attempt].begin
-
-
-def _lane(history: Sequence[Event], clock: _Clock, lineage: Lineage) -> Iterator[TimelineBar]:
-    """Yield the timeline bars of one rank from its events. A gap is a time when the rank was absent or waited."""
-    now, begun, trains = 0.0, set[int](), False
-    for event in history:
-        what, at = event.what, clock.at(event)
-        if at is None:
-            continue
-        match what:
-            case events.Attempt(attempt=attempt):
-                # A rank that begins the same attempt again joins in the middle of it.
-                now, trains = (at if attempt in begun else clock.begin(attempt)), False
-                begun.add(attempt)
-            case Regroup(seconds=seconds):
-                begin = max(now, at - seconds)
-                yield from _piece(now, begin, "train" if trains else "recover")
-                yield from _piece(begin, at, "recover")
-                now = at
-            case events.Step(attempt=attempt, step=step, seconds=took):
-                begin = max(now, at - took.data - took.compute)
-                waited = max(now, begin - took.stall)
-                yield from _piece(now, now if trains else waited, "recover")
-                yield from _piece(waited, begin, "wait")
-                yield from _piece(begin, at, "undone" if step >= lineage.limit(attempt) else "train")
-                now, trains = max(now, at), True
-            case _:
-                pass
-
-
-def _piece(begin: float, end: float, kind: str) -> Iterator[TimelineBar]:
-    if end > begin:
-        yield TimelineBar(begin, end, kind)
 
 
 def _lines(attempt: AttemptTimeline) -> Iterator[Line]:
     for undone, group in groupby(attempt.steps, key=lambda step: step.rolled_back):
         steps = list(group)
         first: Point = (steps[0].begin, steps[0].number)
-        yield Line(not undone, [first, *((step.end, step.number + 1) for step in steps)])
+        yield Line(not undone, [first, *((step.end, step.last + 1) for step in steps)])
 
 
-def _saves(history: Sequence[Event], clock: _Clock) -> list[TimelineMark]:
+def _saves(history: Sequence[Item], clock: RunClock) -> list[TimelineMark]:
     return sorted(
         TimelineMark(at, rank, event.what.step, "snapshot")
         for event in history
@@ -139,7 +92,7 @@ def _saves(history: Sequence[Event], clock: _Clock) -> list[TimelineMark]:
     )
 
 
-def _failures(history: Sequence[Event], clock: _Clock) -> list[TimelineMark]:
+def _failures(history: Sequence[Item], clock: RunClock) -> list[TimelineMark]:
     """Return a mark for each detected failure, and for each injected failure that was not detected."""
     seen: set[tuple[int, int]] = set()
     marks: list[TimelineMark] = []

@@ -1,16 +1,19 @@
 """The data of one run that a report shows: its cost, activity, audit findings, settings and losses."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from holdfast.audit.verdicts import Finding, audit_run, worst
-from holdfast.cost.breakdown import CostBreakdown, cost_breakdown
+from holdfast.cost.breakdown import CostBreakdown, cost_of
+from holdfast.cost.run_events import RunEvents, of_history, read_events
+from holdfast.cost.step_block import Item, StepBlock
 from holdfast.cost.timeline import leading
 from holdfast.events import Event, Launch, Plan, Step
 from holdfast.finding import counted
-from holdfast.history.log import read_history
 from holdfast.memory import no_collection
 from holdfast.printable import printable
 from holdfast.report.activity import Activity, activity
@@ -47,37 +50,56 @@ class ReportedRun:
 def load_run(path: Path, name: str, *, audited: bool = True) -> ReportedRun:
     """Read the run in the folder `path`, and audit it unless `audited` is False."""
     with no_collection(), open_history(path) as run:
-        history = read_history(run.files).events
-        settings = _settings(history)
+        events = read_events(run.files)
+        settings = _settings(events.items)
         if run.config is not None:
             script = " ".join([Path(run.config.script).name, *run.config.args])
             settings |= {"recovery": run.config.recovery, "script": script}
         findings = audit_run(run.files, run.facts) if audited else None
-        return run_from_history(history, name, settings=settings, findings=findings)
+        return _reported(events, name, settings, findings)
 
 
-def run_from_history(
-    history: Sequence[Event],
-    name: str,
-    *,
-    settings: Mapping[str, Cell] | None = None,
-    findings: Sequence[Finding] | None = None,
+def run_from_history(history: Sequence[Event], name: str, *, findings: Sequence[Finding] | None = None) -> ReportedRun:
+    """Return the report data of a run, computed from its events `history`; `findings` are those of an audit, if any."""
+    return _reported(of_history(history), name, _settings(history), findings)
+
+
+def _reported(
+    run: RunEvents, name: str, settings: Mapping[str, Cell], findings: Sequence[Finding] | None
 ) -> ReportedRun:
-    """Return the report data of a run, computed from its events `history`.
-
-    If `settings` is None, the settings are also taken from the events. `findings` are the results of an audit, if
-    any."""
-    steps = (event.what for event in leading(history) if isinstance(event.what, Step))
-    last: dict[float, float] = {step.step: step.loss for step in steps if step.loss is not None}
     return ReportedRun(
         name=name,
-        cost=cost_breakdown(history),
-        activity=activity(history),
-        settings=_settings(history) if settings is None else settings,
-        losses=sorted(last.items()),
-        began=min(event.time for event in history),
+        cost=cost_of(run),
+        activity=activity(run),
+        settings=settings,
+        losses=_losses(leading(run.items)),
+        began=min(item.time for item in run.items),
         findings=findings,
     )
+
+
+def _losses(path: Iterable[Item]) -> list[Point]:
+    """Return (step, loss) of the steps of `path`; of a block, only of its first and last step and the extremes.
+
+    When a step is trained again, the losses from it on are those of the new attempt."""
+    losses: dict[float, float] = {}
+    newest = 0
+    for item in path:
+        what = item.what
+        if not isinstance(what, Step | StepBlock):
+            continue
+        first = what.first if isinstance(what, StepBlock) else what.step
+        if what.attempt > newest:
+            newest = what.attempt
+            losses = {step: loss for step, loss in losses.items() if step < first}
+        if isinstance(what, StepBlock):
+            rows = np.flatnonzero(what.column("has_loss"))
+            values = what.column("loss")[rows]
+            kept = {0, int(values.argmin()), int(values.argmax()), len(rows) - 1} if len(rows) else set()
+            losses |= {int(first + rows[place]): float(values[place]) for place in kept}
+        elif what.loss is not None:
+            losses[what.step] = what.loss
+    return sorted(losses.items())
 
 
 def audit_statements(audits: Mapping[str, Sequence[Finding] | None]) -> list[Statement]:
@@ -109,7 +131,7 @@ def names(paths: Sequence[Path]) -> list[str]:
     return [printable(str(path)) for path in paths]  # a folder was given twice
 
 
-def _settings(history: Sequence[Event]) -> dict[str, Cell]:
+def _settings(history: Sequence[Item]) -> dict[str, Cell]:
     plan = next((event.what for event in reversed(history) if isinstance(event.what, Plan)), None)
     launch = next((event.what for event in reversed(history) if isinstance(event.what, Launch)), None)
     return {

@@ -1,21 +1,19 @@
 """The timeline figure of a run: its training progress, and below it one bar for the activity of each rank."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from holdfast.finding import counted
-from holdfast.report.activity import Activity, TimelineBar
+from holdfast.report.activity import MOST_LANES, Activity
 from holdfast.report.figures import LOSS, SAVED, styled, thinned_line
+from holdfast.report.lane import COLUMNS
 from holdfast.report.page import duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLUMNS = 1000  # horizontal resolution: more than a reader can tell apart
-MOST_LANES = 32
 MOST_NAMED = 6  # failures that the description names
 KINDS = {
     "train": ("#3b6fd4", "training"),
@@ -29,7 +27,7 @@ def timeline(run: Activity) -> "Figure":
     """Draw the steps of a run over time, with its snapshots and failures, and the activity of each rank."""
     from matplotlib.figure import Figure
 
-    height = 0.4 + 0.25 * len(_shown(run))
+    height = 0.4 + 0.25 * len(run.lanes)
     with styled():
         sheet = Figure(figsize=(9, 3.2 + height), layout="constrained")
         curve, lanes = sheet.subplots(2, sharex=True, height_ratios=(2.2, height))
@@ -46,7 +44,7 @@ def described(run: Activity) -> str:
     failures = [f"{mark.text} of rank {mark.rank} after {duration(mark.at)}" for mark in run.failures[:MOST_NAMED]]
     more = f" and {len(run.failures) - MOST_NAMED} more" if len(run.failures) > MOST_NAMED else ""
     parts = [
-        f"{counted(len(run.lanes), 'rank')} over {duration(run.wall)}",
+        f"{counted(run.ranks, 'rank')} over {duration(run.wall)}",
         f"{run.reached:,} steps",
         counted(len(run.saves), "snapshot"),
         f"{counted(len(run.failures), 'failure')} ({', '.join(failures)}{more})" if failures else "nothing failed",
@@ -58,16 +56,11 @@ def left_out(run: Activity) -> str:
     """Return sentences on what the timeline merges or omits; an empty string if it shows everything."""
     sentences = []
     least = run.wall / COLUMNS
-    if any(bar.end - bar.begin < least for lane in run.lanes.values() for bar in lane):
+    if any(lane.shortest < least for lane in run.lanes.values()):
         sentences.append(f"Pieces shorter than {duration(least)} are merged with their neighbours.")
-    if len(run.lanes) > MOST_LANES:
-        sentences.append(f"Only {MOST_LANES} of {len(run.lanes)} ranks are shown, the failed ones first.")
+    if run.ranks > MOST_LANES:
+        sentences.append(f"Only {MOST_LANES} of {run.ranks} ranks are shown, the failed ones first.")
     return " ".join(sentences)
-
-
-def _shown(run: Activity) -> list[int]:
-    failed = {mark.rank for mark in run.failures}
-    return sorted(sorted(run.lanes, key=lambda rank: (rank not in failed, rank))[:MOST_LANES])
 
 
 def _draw_progress(axes: "Axes", run: Activity) -> None:
@@ -89,11 +82,11 @@ def _draw_progress(axes: "Axes", run: Activity) -> None:
 def _draw_lanes(axes: "Axes", run: Activity) -> None:
     from matplotlib.colors import ListedColormap
 
-    ranks, colours = _shown(run), ListedColormap([colour for colour, _ in KINDS.values()])
+    ranks, colours = list(run.lanes), ListedColormap([colour for colour, _ in KINDS.values()])
     for colour, word in KINDS.values():
         axes.bar(0, 0, color=colour, label=word)  # for the legend
     for place, rank in enumerate(ranks):
-        image = np.ma.masked_less(longest_kinds(run.lanes[rank], run.wall or 1.0), 0)[None]
+        image = np.ma.masked_less(run.lanes[rank].longest(), 0)[None]
         extent = (0.0, run.wall or 1.0, place + 0.35, place - 0.35)
         axes.imshow(image, colours, vmin=0, vmax=len(KINDS) - 1, aspect="auto", interpolation="none", extent=extent)
     failures = [(mark.at, ranks.index(mark.rank)) for mark in run.failures if mark.rank in ranks]
@@ -103,15 +96,3 @@ def _draw_lanes(axes: "Axes", run: Activity) -> None:
     axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
     axes.set_ylim(len(ranks) - 0.5, -0.5)
     axes.tick_params(length=0)
-
-
-def longest_kinds(bars: Sequence[TimelineBar], wall: float) -> np.ndarray:
-    """Return the activity that takes most of the time in each of `COLUMNS` columns of a timeline of `wall` seconds.
-
-    An activity is given as an index in `KINDS`, or -1 where there is no bar."""
-    edges, seconds = np.linspace(0.0, wall, COLUMNS + 1), np.zeros((len(KINDS), COLUMNS))
-    for number, kind in enumerate(KINDS):
-        own = np.array([(bar.begin, bar.end) for bar in bars if bar.kind == kind]).reshape(-1, 2)
-        until = np.concatenate([np.zeros((len(own), 1)), np.diff(own)], axis=1).ravel().cumsum()
-        seconds[number] = np.diff(np.interp(edges, own.ravel(), until)) if len(own) else 0.0
-    return np.where(seconds.any(axis=0), seconds.argmax(axis=0), -1)
