@@ -817,6 +817,11 @@ def test_a_history_is_read_from_its_folder(tmp_path: Path) -> None:
 
 def test_of_each_slow_period_of_a_rank_only_the_last_report_counts() -> None:
     run = killed_once()
-    reports = [Straggler(1, 2, 5, 40, 1.5, 0.2), Straggler(1, 2, 5, 80, 1.6, 0.5), Straggler(1, 3, 9, 60, 2.0, 0.1)]
+    reports = [
+        Straggler(1, 2, 5, 40, 1.5, 0.2),
+        Straggler(1, 2, 5, 80, 1.6, 0.5),
+        Straggler(1, 3, 9, 60, 2.0, 0.1),
+        Straggler(1, None, 9, 60, 2.0, 0.1, 3),
+    ]
     events = [Event(run.events[-1].time, "supervisor", report) for report in reports]
-    assert cost_breakdown([*run.events, *events]).stragglers == (reports[1], reports[2])
+    assert cost_breakdown([*run.events, *events]).stragglers == (reports[1], reports[2], reports[3])

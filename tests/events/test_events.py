@@ -96,6 +96,7 @@ EVERY_KIND: tuple[What, ...] = (
     Restart(2, 4, newest=50, left=2),
     Detect(1, -1, -1, "peer", "gone", exit=-9, signal="SIGKILL", step=60),
     Straggler(1, 2, 500, 540, 1.5, 0.25),
+    Straggler(1, None, 500, 540, 1.5, 0.25, 3),
     Scale(1, 2, 3, 0.5),
     Preempt(1),
     Judged("completed", 2, "all workers have finished"),

@@ -1,6 +1,7 @@
 """A rank that becomes slower than the others is named, and with `--replace-slow` a spare takes its place."""
 
 import os
+import signal
 
 import pytest
 
@@ -8,7 +9,8 @@ from finished_run import failed_checks
 from holdfast.cost.breakdown import cost_breakdown
 from holdfast.history.log import read_history
 from holdfast.processor_wait import COUNTER
-from supervisor_process import SUPPORT, Start
+from listening_ports import free_port
+from supervisor_process import SUPPORT, Start, wait_until
 
 SCRIPT = SUPPORT / "slow_rank_script.py"
 
@@ -70,3 +72,24 @@ def test_a_rank_that_shares_its_processor_with_other_work_is_not_named(start: St
     job = start(script=SUPPORT / "shared_core_script.py", workers=2, args=["200"], save_every=100)
     assert job.result()["verdict"] == "completed", job.stderr
     assert job.events("straggler") == []
+
+
+def test_a_node_that_is_slower_than_the_other_one_is_named(start: Start) -> None:
+    endpoint = f"127.0.0.2:{free_port('127.0.0.2')}"
+    jobs = [
+        start(
+            script=SCRIPT,
+            workers=1,
+            args=["100000", "1", "0", "2"],
+            save_every=100000,
+            nodes={"nnodes": 2, "node_rank": node, "rendezvous": endpoint},
+        )
+        for node in (0, 1)
+    ]
+    wait_until(lambda: bool(jobs[0].events("straggler", "supervisor-0")), "the slow node is named")
+    jobs[0].signal(signal.SIGTERM)
+    assert [job.result()["verdict"] for job in jobs] == ["preempted"] * 2, jobs[0].stderr
+    reports = [event.what for event in jobs[0].events("straggler", "supervisor-0")]
+    assert {(report.rank, report.node) for report in reports} == {(None, 1)}
+    assert "node 1 is" in jobs[0].stderr
+    assert jobs[0].events("straggler", "supervisor-1") == [], "one node reports for all"

@@ -68,6 +68,21 @@ def test_a_slow_worker_stays_without_a_ready_spare_or_below_the_limit(limit: flo
     assert not run.workers[0].hung
 
 
+def test_a_slow_node_is_recorded_and_shown() -> None:
+    run = FakeRun(None)
+    for step in range(200):
+        for worker in run.workers[:3]:
+            worker.task.progress.report_own_time(step, 0.01)
+            worker.task.progress.step = step + 1
+        run.reports.look(attempt=1)
+        if steps := run.reports.latest_steps():
+            run.reports.look_at_nodes({0: steps, 1: steps._replace(shortest=0.02, usual=0.02)})
+    assert (run.events[0].rank, run.events[0].node, run.events[0].ratio) == (None, 1, 2.0)
+    assert "node 1 is 2.0 times as slow as the other nodes since step" in run.lines[0]
+    run.reports.end()
+    assert len(run.events) == len(run.lines) + 1
+
+
 def test_a_new_attempt_ends_the_slow_periods_of_the_last() -> None:
     run = FakeRun(None)
     run.train(60)

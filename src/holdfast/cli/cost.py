@@ -120,9 +120,9 @@ def _print_one(breakdown: "CostBreakdown") -> None:
             )
         Console().print(table)
     if breakdown.stragglers:
-        table = Table("slow rank", "from step", "to step", "times as slow", "others waited", box=None)
+        table = Table("slow", "from step", "to step", "times as slow", "others waited", box=None)
         for slow in breakdown.stragglers:
-            table.add_row(str(slow.rank), str(slow.step), str(slow.until), f"{slow.ratio:.1f}", _seconds(slow.seconds))
+            table.add_row(slow.name, str(slow.step), str(slow.until), f"{slow.ratio:.1f}", _seconds(slow.seconds))
         Console().print(table)
     if restarts := [failure for failure in breakdown.failures if failure.parts]:
         table = Table("restart after step", *restarts[0].parts, box=None)

@@ -80,7 +80,7 @@ class CostBreakdown:
     failures: tuple[FailureCost, ...]
     attempts: tuple[AttemptCost, ...]
     waiting: Waiting | None
-    stragglers: tuple[Straggler, ...]  # the slow periods of ranks, as the supervisor last reported each
+    stragglers: tuple[Straggler, ...]  # the slow periods of ranks and nodes, as the supervisor last reported each
     device: bool  # compute times were measured on the device, not at kernel launch
 
     @property
@@ -221,9 +221,9 @@ def _waiting(timelines: Iterable[AttemptTimeline], shortest: ShortestSteps, wall
 
 
 def _stragglers(history: Iterable[Item]) -> tuple[Straggler, ...]:
-    """Return the last report of each period in which a rank was slower than the others, in their order."""
+    """Return the last report of each period in which a rank or node was slower than the others, in their order."""
     reports = [event.what for event in history if isinstance(event.what, Straggler)]
-    return tuple({(report.attempt, report.rank, report.step): report for report in reports}.values())
+    return tuple({(report.attempt, report.name, report.step): report for report in reports}.values())
 
 
 def _share(part: float, wall: float) -> float:

@@ -245,14 +245,21 @@ class Detect(NamedTuple):
 class Straggler(NamedTuple):
     """Event: since `step`, `rank` computes its own part of a step `ratio` times as long as the other workers.
 
-    The supervisor repeats the event with a larger `until`, at which the rank was still slow, and at the end."""
+    The supervisor repeats the event with a larger `until`, at which the rank was still slow, and at the end. If all
+    workers of a node are slow, there is `node` instead of a rank, compared with the other nodes."""
 
     attempt: int
-    rank: int
+    rank: int | None
     step: int
     until: int
     ratio: float
     seconds: float  # that the other workers waited for this rank, from `step` to `until`
+    node: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the slow rank or node, such as "rank 2"."""
+        return f"rank {self.rank}" if self.node is None else f"node {self.node}"
 
 
 class Scale(NamedTuple):

@@ -218,14 +218,14 @@ def _failures(runs: Sequence[ReportedRun]) -> Table:
 
 
 def _stragglers(runs: Sequence[ReportedRun]) -> Table:
-    names = map(Column, ("attempt", "slow rank", "from step", "to step"))
+    names = map(Column, ("attempt", "slow", "from step", "to step"))
     rows: list[list[Cell]] = [
-        [*_run_cell(runs, run), slow.attempt, slow.rank, slow.step, slow.until, slow.ratio, slow.seconds]
+        [*_run_cell(runs, run), slow.attempt, slow.name, slow.step, slow.until, slow.ratio, slow.seconds]
         for run in runs
         for slow in run.cost.stragglers
     ]
     columns = [*_run_column(runs), *names, Column("times as slow", ".2f"), Column("others waited, s", ".2f")]
-    return Table(title="Slow ranks", columns=columns, rows=rows)
+    return Table(title="Slow ranks and nodes", columns=columns, rows=rows)
 
 
 def _saves(runs: Sequence[ReportedRun]) -> Table:

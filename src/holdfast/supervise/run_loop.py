@@ -33,6 +33,7 @@ from holdfast.supervise.nodes.rendezvous import (
     TooFewNodes,
     node_names,
 )
+from holdfast.supervise.slow_nodes import NodeSteps
 from holdfast.supervise.stop_signals import StopRequested, stop_signals
 from holdfast.supervise.straggler_reports import StragglerReports
 from holdfast.supervise.verdict import RunVerdict, Word, done_elsewhere
@@ -326,10 +327,7 @@ class RunLoop:
         try:
             if self._node.of > 1 and now - self._compared >= COMPARE:
                 self._compared = now
-                here = self._membership.local_progress()
-                others = self._nodes.peers.exchange_progress([here.place, here.moved])
-                places = [(place[0], place[1]) for place, _ in others if place is not None]
-                self._remote = RemoteProgress(min(places, default=None), sum(moved for _, moved in others))
+                self._exchange_progress()
             if have_finished and self._nodes.peers.finish():
                 return self._completed()
             if (text := self._nodes.stopped()) is not None:
@@ -341,6 +339,15 @@ class RunLoop:
         except Unreachable as error:
             return self._restart(self._lost_host(error))
         return None
+
+    def _exchange_progress(self) -> None:
+        here, steps = self._membership.local_progress(), self._stragglers.latest_steps()
+        others = self._nodes.peers.exchange_progress([here.place, here.moved, self._node.rank, steps])
+        places = [(place[0], place[1]) for place, *_ in others if place is not None]
+        self._remote = RemoteProgress(min(places, default=None), sum(moved for _, moved, *_ in others))
+        if self._nodes.peers.decides:
+            latest = {node: NodeSteps(*steps) for _, _, node, steps in others if steps is not None}
+            self._stragglers.look_at_nodes(latest | ({self._node.rank: steps} if steps else {}))
 
     def _lose_nodes(self, nodes: list[int]) -> RunVerdict | None:
         why = f"{node_names(nodes)} {'was' if len(nodes) == 1 else 'were'} silent for too long"

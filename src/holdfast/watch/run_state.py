@@ -203,8 +203,8 @@ def _description(what: What) -> str:
             return f"rank {rank} {message.splitlines()[0] if message else 'failed'}{where}"
         case Scale(workers=workers):
             return f"scaled to {counted(workers, 'worker')}"
-        case Straggler(rank=rank, step=step, ratio=ratio, seconds=seconds):
-            return f"rank {rank} is {ratio:.1f} times as slow as the others since step {step}: {seconds:.1f} s"
+        case Straggler(step=step, ratio=ratio, seconds=seconds):
+            return f"{what.name} is {ratio:.1f} times as slow as the others since step {step}: {seconds:.1f} s"
         case Preempt():
             return "asked to stop"
         case Judged(verdict=verdict, because=because):
