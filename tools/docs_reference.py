@@ -34,6 +34,18 @@ EVENTS_START = """# Events
 Every line of a history file is one event, a JSON object: `{"event": "step", "time": ..., "who": "rank-0", ...}`. This \
 page lists all kinds with their fields, written from the source. [Formats](../formats.md) explains them together; \
 `hf.read_history("runs/a").events` reads them.
+
+These fields are in many events:
+
+| field | meaning |
+|---|---|
+| `event`, `time`, `who` | the kind, the time in seconds since 1970, and the writer of the event: a rank, the supervisor, the controller, \
+a node or a worker |
+| `attempt` | the number of the attempt, from 1. An attempt is the time from one start of all workers to the next |
+| `rank`, `world` | the rank that the event is about, and the number of workers |
+| `step` | the number of the step in the whole run, from 0 |
+| `epoch`, `cursor` | the epoch, and the number of the step within it, both from 0 |
+| `seconds` | how long it took |
 """
 
 
