@@ -7,7 +7,7 @@ import pytest
 from holdfast.checkpoint import manifest, snapshot
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import BadInput
-from holdfast.events import Attempt, Seconds, Step
+from holdfast.events import Attempt, Recover, Seconds, Step
 from holdfast.history.log import HistoryWriter
 from holdfast.runs.config import RunConfig, read_config
 from holdfast.sampler.digest import Samples
@@ -18,10 +18,14 @@ def config(args: str, **how: object) -> RunConfig:
     return RunConfig(script="train.py", args=tuple(args.split()), **how)  # type: ignore[arg-type]
 
 
-def claim(out: Path, mine: RunConfig, *may_change: str) -> None:
+def claim(out: Path, mine: RunConfig, *may_change: str, continues: int | None = None) -> None:
+    """Run a command of `mine` in `out`. The workers continue the run in attempt `continues`, unless they refuse."""
     out.mkdir(exist_ok=True)
     with claimed(out, mine, may_change=may_change):
-        pass
+        if continues:
+            with HistoryWriter(out / "history", "rank-0") as history:
+                history.append(Attempt(continues, 1, 0, 7))
+                history.append(Recover(continues, 0, 0, 0, "restored", 0.1))
 
 
 def train(out: Path, steps: int) -> None:
@@ -48,9 +52,22 @@ def test_changed_arguments_are_named_and_refused_unless_they_may_change(tmp_path
     assert "--may-change lr,log-interval" in why
     assert "--log-interval" not in refused(out, config("--lr 0.2 --log-interval 20"), "log-interval")
     assert read_config(out).args[1] == "0.1"
-    claim(out, config("--lr 0.2 --log-interval 20"), "lr", "--log_interval")
+    claim(out, config("--lr 0.2 --log-interval 20"), "lr", "--log_interval", continues=2)
     assert read_config(out).args == ("--lr", "0.2", "--log-interval", "20")
     assert "seed was not given, not 1" in refused(out, config("--lr 0.2 --log-interval 20", seed=1), "seed")
+
+
+def test_a_command_that_the_workers_refuse_leaves_the_run_as_it_was(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    claim(out, config("--epochs 12"))
+    train(out, 1)
+    claim(out, config("--epochs 6"), "epochs")  # fewer steps than planned: no worker continues with that
+    assert read_config(out).args == ("--epochs", "12")
+    with pytest.raises(KeyError), claimed(out, config("--epochs x"), may_change=["epochs"]):
+        raise KeyError
+    claim(out, config("--epochs 12"), continues=2)
+    claim(out, config("--epochs 24"), "epochs", continues=3)
+    assert read_config(out).args == ("--epochs", "24")
 
 
 def test_a_run_that_is_extended_may_have_larger_numbers_and_nothing_else(tmp_path: Path) -> None:

@@ -93,6 +93,15 @@ def furthest_step(folder: Path) -> int | None:
     return max((last.step + 1 if isinstance(last, Step) else last.restored or 0 for last in lasts), default=None)
 
 
+def last_continued(folder: Path) -> int | None:
+    """Return the last attempt in which a rank began to train, at the beginning or after a restore; None if none did."""
+    files = sorted(folder.glob("rank-*.jsonl"))
+    for file in files:
+        require_file(file)
+    lasts = filter(None, (_last(file, Step, Recover) for file in files))
+    return max((last.attempt for last in lasts), default=None)
+
+
 def had_snapshots(folder: Path) -> bool:
     """Return True if rank 0 committed or restored a snapshot in its last attempt."""
     last = _last(folder / RANK_0, Commit, Recover)

@@ -17,7 +17,7 @@ from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import BadInput, StorageFailed
 from holdfast.events import Judged
 from holdfast.history.log import recall
-from holdfast.history.tail import has_trained
+from holdfast.history.tail import has_trained, last_continued
 from holdfast.runs import lock
 from holdfast.runs.arguments import changes, plain
 from holdfast.runs.config import IDENTITY, RunConfig, read_config
@@ -30,22 +30,33 @@ def claimed(
     """Lock the folder `out` during the `with` block and write `config` to it; raise BadInput if it holds another run.
 
     Script arguments in `may_change` may differ. If `alone` (one node), another run that has trained nothing is replaced.
+    If no rank continues the run within the block, because the command is refused, the earlier settings are put back.
     """
     with lock.hold(out, node):
-        path = out / "run.json"
+        path, earlier = out / "run.json", None
         try:
             if path.exists():
                 theirs = read_config(out)
                 if differing(config, theirs) and not (alone and _clear_untrained(out, theirs)):
                     _check_same_run(out, config, theirs, may_change)
+                    earlier = theirs
             elif any(entry for entry in out.iterdir() if not entry.name.startswith(".")):
                 raise BadInput(f"{out} is not empty and holds no run: name another --out.")
-            text = json.dumps(config.to_json(), indent=2) + "\n"
-            write_atomically(path, text.encode(), out / f".run-{node}.tmp", durable=True)
+            continued = last_continued(out / "history") if earlier else None
+            _write(out, config, node)
         except OSError as error:
             why = error.strerror or error
             raise StorageFailed(f"cannot use {out} for a run: {why}. Name another --out.") from error
-        yield
+        try:
+            yield
+        finally:
+            if earlier and last_continued(out / "history") == continued:
+                _write(out, earlier, node)
+
+
+def _write(out: Path, config: RunConfig, node: int) -> None:
+    text = json.dumps(config.to_json(), indent=2) + "\n"
+    write_atomically(out / "run.json", text.encode(), out / f".run-{node}.tmp", durable=True)
 
 
 def differing(mine: RunConfig, theirs: RunConfig) -> list[str]:
