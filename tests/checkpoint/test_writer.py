@@ -334,7 +334,7 @@ def test_a_write_that_is_refused_for_a_while_is_tried_again(
     ours = writer(store, keep_last=2, backoff=AT_ONCE)
     save_alone(ours, 1, weights(1.0), {})
     (saved,) = ours.close()
-    assert saved.retries == 2
+    assert saved.retries == (1 if ending == "manifest.json" else 2), "a manifest that is there is not written again"
     assert same(snapshot.newest(store).tensors, weights(1.0))
     assert scrub.verify(store) == []
 

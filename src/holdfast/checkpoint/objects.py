@@ -7,7 +7,7 @@ from typing import Any
 
 import fsspec
 
-from holdfast.checkpoint.store import Reader, checked, conflict, is_name, refusal
+from holdfast.checkpoint.store import FIRST_TERM, Reader, checked, conflict, is_name, refusal
 from holdfast.errors import CommitConflict, HoldfastError
 
 BLOCK = 32 << 20  # one part of an upload, one range of a download
@@ -28,6 +28,13 @@ class ObjectStore:
 
     def __str__(self) -> str:
         return self.url
+
+    @property
+    def term(self) -> int:
+        return FIRST_TERM
+
+    def owns(self, term: int) -> bool:
+        return term == FIRST_TERM
 
     def put(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
         with _reported("write", self._place(name)):

@@ -33,7 +33,7 @@ class SnapshotReader:
     def __init__(self, store: Store, step: int, progress: Progress = unwatched) -> None:
         self._store, self._progress = store, progress
         self.manifest = read_manifest(store, step)
-        name = extra_name(step)
+        name = extra_name(step, self.manifest.term)
         text = digest.fetch(store, name, self.manifest.extra, progress).tobytes()
         self.extra = _parse_extra(name, text, self.manifest.position)
         self.layout = _parse_layout(name, self.extra.pop(LAYOUT, None), len(self.manifest.shards))
@@ -135,7 +135,7 @@ class SnapshotReader:
 
     def _open(self, rank: int) -> ShardFile:
         """Open the file of `rank`; raise IncompleteSnapshot if its tensors differ from the layout of the snapshot."""
-        name = shard_name(self.step, rank, len(self.manifest.shards))
+        name = shard_name(self.step, rank, len(self.manifest.shards), self.manifest.term)
         shard = ShardFile(self._store, name, self.manifest.shards[rank], self._progress)
         self._check_entries(shard, rank)
         return shard

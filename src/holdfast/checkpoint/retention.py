@@ -35,18 +35,21 @@ def set_newer_aside(store: Store, step: int, why: str) -> tuple[PassedOver, ...]
     """Rename the folders of all snapshots after `step`, so that no run loads them; return them, with the reason `why`."""
     newer = [saved for saved in manifest.steps(store) if saved > step]
     for saved in newer:
-        set_aside(store, saved)
+        for _ in manifest.terms_of(store, saved):
+            set_aside(store, saved)
     return tuple(PassedOver(manifest.file_name(saved), why) for saved in newer)
 
 
 def set_aside(store: Store, step: int) -> str:
-    """Rename the folder of an unusable snapshot, so that no run loads it, and return the new folder name."""
+    """Rename the folder of an unusable snapshot, so that no run loads it, and return the new folder name.
+
+    If several terms have saved this step, only the newest snapshot is renamed, which was the one that was read."""
     taken = (_SET_ASIDE.fullmatch(name) for name in store.names(f"{_ASIDE}{step:08d}-"))
     number = 1 + max((int(match[2]) for match in taken if match), default=-1)
     place = f"{_ASIDE}{step:08d}-{number}"
     store.sweep(place)  # removes an empty folder that a killed removal left
     logger.warning("setting the snapshot of step %d aside, as %s", step, place)
-    store.move(manifest.folder(step), place)
+    store.move(manifest.name_of(store, step).rpartition("/")[0], place)
     return place
 
 

@@ -36,7 +36,7 @@ def inspect(store: Store) -> Contents:
     unreadable: list[Damage] = []
     snapshots = []
     for step in manifest.steps(store):
-        record = _tried(_complete, store, step, manifest.manifest_name(step), unreadable)
+        record = _tried(_complete, store, step, manifest.name_of(store, step), unreadable)
         if record is not None:
             snapshots.append(record)
     running: Index | None = None
@@ -54,7 +54,7 @@ def verify(store: Store, progress: Callable[[int], None] = lambda done: None) ->
     strange = _strange(store)
     findings: list[Damage] = []
     for step in manifest.steps(store):
-        _tried(snapshot.check, store, step, manifest.manifest_name(step), findings)
+        _tried(snapshot.check, store, step, manifest.name_of(store, step), findings)
         progress(1)
     for generation in generations(store):
         _tried(_check_generation, store, generation, index_name(generation), findings)

@@ -150,29 +150,27 @@ def write_shard(
     """Write the tensor file of `rank`, one of `count` ranks; raise CommitConflict if the step already has a snapshot.
 
     `tensors` are the parts of the file, without the digests of its chunks, which are appended."""
-    record = manifest_name(step)
+    record = manifest_name(step, store.term)
     if record in store.names(record):  # another run has saved here: its files stay as they are
         raise _already_saved(store, step)
-    return shard_file.put(store, shard_name(step, rank, count), tensors, progress)
+    return shard_file.put(store, shard_name(step, rank, count, store.term), tensors, progress)
 
 
 def commit(store: Store, draft: SnapshotDraft, shards: Sequence[Digest], *, progress: Progress = unwatched) -> Manifest:
     """Commit a snapshot whose shard files are written; `shards` are their digests. A failed commit may be repeated."""
-    step, manifest = draft.step, draft.manifest(shards)
-    record = encoded(manifest)
-    is_committed = step in steps(store)
-    if is_committed and read(store, manifest_name(step)) != record:
+    step, manifest = draft.step, replace(draft.manifest(shards), term=store.term)
+    name, record = manifest_name(step, store.term), encoded(manifest)
+    is_committed = name in store.names(name)
+    if is_committed and read(store, name) != record:
         raise _already_saved(store, step)
-    digest.put(store, extra_name(step), [draft.extra], progress)
-    if is_committed:
-        # An earlier try created this name, but perhaps did not sync it: a power cut could still lose it.
-        store.put(manifest_name(step), [record])
-    else:
+    # If an earlier try created the manifest but did not sync its folder, this does: a power cut could still lose it.
+    digest.put(store, extra_name(step, store.term), [draft.extra], progress)
+    if not is_committed:
         try:
-            store.create(manifest_name(step), [record])
+            store.create(name, [record])
         except CommitConflict:
             # A client that lost the answer to its first attempt retries, and finds its own commit.
-            if read(store, manifest_name(step)) != record:
+            if read(store, name) != record:
                 raise
     store.put(LATEST, [seal({"step": step})])
     logger.info("saved step %d, %d bytes", step, manifest.bytes)

@@ -22,6 +22,7 @@ import numpy as np
 from holdfast.errors import BadInput, CommitConflict, Corrupt, StorageFailed
 
 TEMPORARY = ".tmp"
+FIRST_TERM = 1  # the term of a run on one node, and of several that have lost none
 WRITEBACK = 16 << 20  # bytes written before the kernel is asked to start writing them to the disk
 SMALL = 16 << 20  # the largest value that is read whole; an index of 100,000 segments has this size
 DIRECT = 16 << 20  # bytes of page-aligned memory in one direct write
@@ -45,6 +46,13 @@ class Store(Protocol):
     """A store that maps names, which are relative POSIX paths, to bytes. All writes are atomic.
 
     All methods raise StorageFailed if the storage fails."""
+
+    @property
+    def term(self) -> int:
+        """The number of the group of nodes that saves here, as it was when this attempt began; see `terms.py`."""
+
+    def owns(self, term: int) -> bool:
+        """Return True if no other nodes can still save in the folders of `term`."""
 
     def put(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
         """Write the concatenated `parts` as the value `name`, and replace an older value of this name."""
@@ -77,6 +85,13 @@ class DirectoryStore:
 
     def __str__(self) -> str:
         return str(self.path)
+
+    @property
+    def term(self) -> int:
+        return FIRST_TERM
+
+    def owns(self, term: int) -> bool:
+        return term == FIRST_TERM
 
     def put(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
         self._write(name, parts, os.replace)

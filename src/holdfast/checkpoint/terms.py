@@ -81,17 +81,20 @@ class Fenced:
 
     def __init__(self, store: Store, number: int, is_ours: Callable[[Term], bool] = lambda _: False) -> None:
         self._store, self._number, self._is_ours = store, number, is_ours
+        self.term = number  # all ranks of an attempt save in the same folder, whenever they learn of a newer term
 
     def __str__(self) -> str:
         return str(self._store)
 
+    def owns(self, term: int) -> bool:
+        return term == self.term == self._number
+
     def put(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
-        self._require_present()  # the newer group may write a file of the same name
+        self._require_present()
         self._store.put(name, parts)
 
     def create(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
-        # If a newer term appears after this look, its workers may have removed parts as leftovers. Then the snapshot that
-        # this commits is broken; a restart finds that and sets the snapshot aside.
+        # A newer term may appear after this look: `manifest.clear_uncommitted` sees to it that nothing breaks then.
         self._require_present()
         self._store.create(name, parts)
 
@@ -102,7 +105,7 @@ class Fenced:
         return self._store.names(prefix)
 
     def remove(self, name: str) -> None:
-        self._require_present()  # the newer group may have committed a snapshot with a file of this name
+        self._require_present()
         self._store.remove(name)
 
     def move(self, folder: str, to: str) -> None:

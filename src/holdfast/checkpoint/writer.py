@@ -148,7 +148,7 @@ class _Target:
 
         def write() -> Digest:
             digest = snapshot.write_shard(self.store, step, parts(), rank=rank, count=count, progress=self.progress)
-            name = manifest.shard_name(step, rank, count)
+            name = manifest.shard_name(step, rank, count, self.store.term)
             if name not in self.store.names(name):  # listing a name is cheap, reading the file is not
                 raise self._lost(name)
             return digest

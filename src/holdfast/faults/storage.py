@@ -30,7 +30,7 @@ from holdfast.faults.schedule import Failure, Schedule
 KINDS = ("io-error", "enospc", "delay", "torn-write", "bit-flip", "lost-rename")
 POINTS = ("tensors", "extra", "manifest", "latest", "removal")
 _POINT_OF = {".safetensors": "tensors", "extra.json": "extra", "manifest.json": "manifest"}  # by the end of the name
-_NAME = re.compile(r"step-([0-9]{8,})/(.+)")
+_NAME = re.compile(r"step-([0-9]{8,})(?:-term-[0-9]{8})?/(.+)")
 _REFUSED = {"io-error": errno.EIO, "enospc": errno.ENOSPC}
 
 Parts: TypeAlias = Iterable[memoryview | bytes]
@@ -56,6 +56,13 @@ class FaultyStore:
 
     def __str__(self) -> str:
         return str(self._store)
+
+    @property
+    def term(self) -> int:
+        return self._store.term
+
+    def owns(self, term: int) -> bool:
+        return self._store.owns(term)
 
     def put(self, name: str, parts: Parts) -> None:
         self._write(name, parts, self._store.put)

@@ -24,7 +24,8 @@ from holdfast.runs.lock import hold, is_held
 
 _HISTORY = r"(?:supervisor(?:-\d+)?|rank-\d+|injected-[\w.-]+|controller|node-\d+|worker-\d+)\.jsonl"
 _SNAPSHOT = (
-    r"(?:step-\d{8,18}|set-aside-\d{8,18}-\d+)/(?:shard-\d{5,}-of-\d{5,}\.safetensors|extra\.json|manifest\.json)"
+    r"(?:step-\d{8,18}(?:-term-\d{8})?|set-aside-\d{8,18}-\d+)"
+    r"/(?:shard-\d{5,}-of-\d{5,}\.safetensors|extra\.json|manifest\.json)"
 )
 _RUNNING = r"running/(?:index-\d{8,18}\.json|segment-\d{8,18}-[\w.-]+\.safetensors)"
 _BETWEEN_NODES = r"nodes/term-\d{8}|histories/\w[\w.-]*\.jsonl/[0-9a-f]{16}/\d{8}"
@@ -38,7 +39,7 @@ _FILES = re.compile(
 )
 _FOLDERS = re.compile(
     r"history(?:-before-\d+)?(?:/segments)?|logs(?:/attempt-\d{4,18})?"
-    r"|checkpoints(?:/(?:step-\d{8,18}|set-aside-\d{8,18}-\d+|running|nodes|histories(?:/.*)?))?",
+    r"|checkpoints(?:/(?:step-\d{8,18}(?:-term-\d{8})?|set-aside-\d{8,18}-\d+|running|nodes|histories(?:/.*)?))?",
     re.ASCII,
 )
 

@@ -238,7 +238,7 @@ class Cluster:
         self, term: Term, number: int, rank: int, world: int, node: int, messages: Messages, arrived: dict[int, int]
     ) -> tuple[Process, Worker]:
         process = Process(f"rank-{rank}@{node}#{number}", node)
-        self.truth.terms[process.name] = term.number, number
+        self.truth.terms[process.name] = term.number
         store: Store = self.store()
         if self.nodes > 1:
             store = Fenced(store, term.number, lambda newer: messages.check([node_key(newer.token, node)]))

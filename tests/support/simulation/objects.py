@@ -15,9 +15,9 @@ from simulation.scheduler import World
 ROOT = "run"
 _PHASES = (
     (r"nodes/term-.*", "term"),
-    (r"step-\d+/shard.*", "shard"),
-    (r"step-\d+/extra.json", "extra"),
-    (r"step-\d+/manifest.json", "manifest"),
+    (r"step-\d+(?:-term-\d+)?/shard.*", "shard"),
+    (r"step-\d+(?:-term-\d+)?/extra.json", "extra"),
+    (r"step-\d+(?:-term-\d+)?/manifest.json", "manifest"),
     (r"latest.json", "latest"),
     (r"step-\d+.*", "snapshot"),
     (r"set-aside.*", "set aside"),

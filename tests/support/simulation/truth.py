@@ -11,14 +11,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
 
-from holdfast.checkpoint import snapshot
+from holdfast.checkpoint import manifest, snapshot
 from holdfast.checkpoint.store import Reader, Store
 from holdfast.checkpoint.terms import Term
 from holdfast.errors import HoldfastError
 from simulation.objects import Bucket
 from simulation.scheduler import Violation, World
 
-_PART = re.compile(r"step-(\d+)/(.+)")
+_PART = re.compile(r"(step-(\d+)(?:-term-\d+)?)/(.+)")
+_MANIFEST = "manifest.json"
 
 
 class _Plain:
@@ -26,6 +27,9 @@ class _Plain:
 
     def __init__(self, values: Mapping[str, bytes]) -> None:
         self._values = values
+
+    def owns(self, term: int) -> bool:
+        return False
 
     def names(self, prefix: str = "") -> list[str]:
         return sorted(name for name in self._values if name.startswith(prefix))
@@ -49,6 +53,14 @@ def plain(bucket: Bucket) -> Store:
     return _Plain(bucket.values)  # type: ignore[return-value]  # nothing is written
 
 
+def _is_whole(values: Mapping[str, bytes], step: int) -> bool:
+    try:
+        snapshot.check(_Plain(values), step)  # type: ignore[arg-type]  # nothing is written
+    except HoldfastError:
+        return False
+    return True
+
+
 @dataclass(slots=True, eq=False)
 class Truth:
     """The committed snapshots of a bucket, and all violations so far."""
@@ -57,8 +69,8 @@ class Truth:
     bucket: Bucket
     keep_last: int
     violations: list[Violation] = field(default_factory=list)
-    good: dict[int, tuple[int, int]] = field(default_factory=dict)  # by step: the term and attempt that committed it
-    terms: dict[str, tuple[int, int]] = field(default_factory=dict)  # by process: its term and attempt
+    good: dict[str, int] = field(default_factory=dict)  # the steps of committed snapshots, by folder
+    terms: dict[str, int] = field(default_factory=dict)  # by process
     owners: dict[int, Term] = field(default_factory=dict)
     _newest: int = 0  # the newest term that has committed
 
@@ -76,37 +88,36 @@ class Truth:
         self.violations.append(Violation(what))
 
     def is_good(self, step: int) -> bool:
-        try:
-            snapshot.check(plain(self.bucket), step)
-        except HoldfastError:
-            return False
-        return True
+        """Return True if the newest snapshot of `step` is complete."""
+        return _is_whole(self.bucket.values, step)
 
     def _watch(self, verb: str, name: str) -> None:
         match = _PART.fullmatch(name)
         if match is None:
             return
-        step, is_manifest = int(match[1]), match[2] == "manifest.json"
-        if is_manifest and verb == "create":
-            self._committed(step)
-        elif step in self.good and not self.is_good(step):
-            self._lost(step, verb, name)
+        folder, step = match[1], int(match[2])
+        own = {name: value for name, value in self.bucket.values.items() if name.startswith(f"{folder}/")}
+        if verb == "create" and match[3] == _MANIFEST:
+            if not manifest.is_closed(own[name]):
+                self._committed(folder, step, own)
+        elif folder in self.good and not _is_whole(own, step):
+            self._lost(folder, verb, name)
 
-    def _committed(self, step: int) -> None:
-        term, attempt = self.terms.get(self.world.process.name, (0, 0))
-        if not self.is_good(step):
+    def _committed(self, folder: str, step: int, own: Mapping[str, bytes]) -> None:
+        term = self.terms.get(self.world.process.name, 0)
+        if not _is_whole(own, step):
             self.violated(f"the snapshot of step {step} was committed without all of its parts")
             return
         if term < self._newest:
             self.violated(f"term {term} committed step {step} after term {self._newest} had committed")
         self._newest = max(term, self._newest)
-        self.good[step] = term, attempt
+        self.good[folder] = step
 
-    def _lost(self, step: int, verb: str, name: str) -> None:
-        newer = sum(other > step for other in self.good)
-        del self.good[step]
+    def _lost(self, folder: str, verb: str, name: str) -> None:
+        step = self.good.pop(folder)
+        newer = len({other for other in self.good.values() if other > step})
         who = self.world.process.name
-        if name.endswith("manifest.json") and verb == "remove":
+        if name.endswith(_MANIFEST) and verb == "remove":
             if newer < self.keep_last:
                 self.violated(f"{who} removed step {step}, though only {newer} newer snapshots are good")
         else:
