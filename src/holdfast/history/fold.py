@@ -8,7 +8,7 @@ killed at any moment leaves the lines, or the segment, or both, of which readers
 import ctypes
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,12 +30,22 @@ _PUNCH = 1 | 2  # FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE of Linux
 _LIBC = ctypes.CDLL(None)
 
 
-def fold(history: Path, ranks: Collection[int] | None = None, *, least: int = LEAST, is_over: bool = False) -> int:
+def fold(
+    history: Path,
+    ranks: Collection[int] | None = None,
+    *,
+    newest: Callable[[], int | None] = lambda: None,
+    least: int = LEAST,
+    is_over: bool = False,
+) -> int:
     """Fold the settled lines of the files of `ranks` (default: all) in the folder `history`; return how many segments.
 
-    Steps are settled that the newest snapshot covers. Less than `least` bytes of lines are left as they are. The newest
-    steps stay lines unless the run `is_over`."""
-    committed = last_commit(history)
+    Steps are settled that the newest snapshot covers: the last one in the history of rank 0 or, if rank 0 is not one of
+    `ranks` and may be on another node, the one that `newest` returns. Less than `least` bytes of lines are left as they
+    are. The newest steps stay lines unless the run `is_over`."""
+    committed = last_commit(history) or 0
+    if ranks is not None and 0 not in ranks:
+        committed = max(committed, newest() or 0)
     files = [
         file
         for file in sorted(history.glob("rank-*.jsonl"))

@@ -76,6 +76,10 @@ class Checkpoints:
             return step if isinstance(step, int) else None
         return None
 
+    def newest_here(self) -> int | None:
+        """Return the step of the newest snapshot, as `newest` does; for a child process, because it opens the store."""
+        return _newest(store_at(str(self)) if self.place else DirectoryStore(str(self)))
+
     def completed(self) -> Judged | None:
         """Return the final event of the run if another node has uploaded it to `place`, otherwise None."""
         return None if self.place is None or self.wrong else _judged(self._ask(_completed))

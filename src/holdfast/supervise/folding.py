@@ -1,7 +1,7 @@
 """Folds this node's histories into segments while the workers train, in a child process of low priority."""
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,10 +15,12 @@ NAME = "the folding of the history"
 
 
 class HistoryFolding:
-    """The folding of the history files in the folder `history`, of which this node writes those of its ranks."""
+    """The folding of the history files in the folder `history`, of which this node writes those of its ranks.
 
-    def __init__(self, history: Path) -> None:
-        self._history = history
+    `newest` returns the step of the newest snapshot. It is called in the child process, if rank 0 is on another node."""
+
+    def __init__(self, history: Path, newest: Callable[[], int | None]) -> None:
+        self._history, self._newest = history, newest
         self._call: ChildCall | None = None
         self._next = 0.0
         self._sizes: dict[Path, int] = {}  # when they were folded last
@@ -31,13 +33,13 @@ class HistoryFolding:
         sizes = self._sizes_now()
         if any(size - self._sizes.get(file, 0) >= LEAST + KEPT for file, size in sizes.items()):
             self._sizes = sizes
-            self._call = ChildCall(lambda: _fold(self._history, ranks, is_over=False), NAME)
+            self._call = self._begin(ranks, is_over=False)
 
     def finish(self, ranks: Collection[int] | None) -> None:
         """Fold what is left after the end of a long run."""
         self._wait(ENDS_WITHIN)
         if max(self._sizes_now().values(), default=0) >= LEAST:
-            self._call = ChildCall(lambda: _fold(self._history, ranks, is_over=True), NAME)
+            self._call = self._begin(ranks, is_over=True)
             self._wait(ENDS_WITHIN)
 
     def close(self) -> None:
@@ -50,10 +52,12 @@ class HistoryFolding:
             with suppress(HoldfastError):  # then the lines stay as they are
                 call.result(seconds)
 
+    def _begin(self, ranks: Collection[int] | None, *, is_over: bool) -> ChildCall:
+        def folded() -> int:
+            os.nice(19)
+            return fold(self._history, ranks, newest=self._newest, least=1 if is_over else LEAST, is_over=is_over)
+
+        return ChildCall(folded, NAME)
+
     def _sizes_now(self) -> dict[Path, int]:
         return {file: file.stat().st_size for file in self._history.glob("rank-*.jsonl")}
-
-
-def _fold(history: Path, ranks: Collection[int] | None, *, is_over: bool) -> int:
-    os.nice(19)
-    return fold(history, ranks, least=1 if is_over else LEAST, is_over=is_over)

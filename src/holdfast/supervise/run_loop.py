@@ -78,7 +78,7 @@ class RunLoop:
             (out, Path(config.checkpoints or out / "checkpoints")), lambda line: display.say(line, style="yellow")
         )
         self._stragglers = StragglerReports(self._pool, journal, display, config.replace_slow)
-        self._folding = HistoryFolding(out / "history")
+        self._folding = HistoryFolding(out / "history", checkpoints.newest_here)
         self._standby: Standby | None = None
         if config.spares and config.recovery == "restart":
             self._standby = Standby(config, out, self._pool, nodes, display.say)
