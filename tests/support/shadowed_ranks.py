@@ -1,12 +1,14 @@
 """Trains sharded models on three ranks, each of which keeps a copy of another rank's shards, and compares the copies.
 
-Run as a script with a folder. Rank 0 writes `results.json`: for each case, the ranks whose copy differs.
+Run as a script with a folder. Rank 0 writes `results.json`: for each case, the ranks whose copy differs, and whether
+gradients were sent.
 """
 
 import json
 import os
 import sys
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +31,13 @@ SIZE, STEPS = 3, 4
 KINDS = (SGD, Adadelta, Adam, Adamax, AdamW, ASGD, NAdam, RAdam, RMSprop)
 
 
-def clipped(world_size: int) -> Case:
+def clipped(world_size: int, micro_batches: int = 1) -> Case:
     case = CASES["uneven_rows"](world_size)
     model, optimizer = case.things["model"], case.things["optimizer"]
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
 
     def train(x: torch.Tensor) -> None:
-        for part in x.split(4):  # two micro-batches
+        for part in x.chunk(micro_batches):
             (100 * model(part).square().mean()).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
@@ -45,6 +47,20 @@ def clipped(world_size: int) -> Case:
     return Case({**case.things, "schedule": schedule}, train)
 
 
+def changed_by_script(world_size: int) -> Case:
+    case = CASES["uneven_rows"](world_size)
+    model, optimizer = case.things["model"], case.things["optimizer"]
+
+    def train(x: torch.Tensor) -> None:
+        model(x).square().mean().backward()
+        for parameter in list(model.parameters())[:2]:
+            parameter.grad.clamp_(-1e-3, 1e-3)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Case(case.things, train)
+
+
 NAMES = ("even", "uneven_rows", "fewer_rows_than_ranks", "mixed_precision", "bfloat16", "tied_parameters", "columns",
          "frozen_parameters", "offloaded", "two_models", "averaged", "foreach_adamw", "fused_adamw", "amsgrad", "adagrad",
          "sgd_momentum", "learning_rate_tensor")  # fmt: skip
@@ -52,6 +68,8 @@ SHADOWED: dict[str, Any] = {
     **{name: CASES[name] for name in NAMES},
     **{kind.__name__: with_optimizer(kind, foreach=False) for kind in KINDS},
     "clipped": clipped,
+    "accumulated": partial(clipped, micro_batches=2),
+    "changed_by_script": changed_by_script,
     "changed_by_hook": with_optimizer(SGD),
 }
 
@@ -74,8 +92,18 @@ def change_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         parameter.grad.mul_(0.5)
 
 
-def compare(name: str, collectives: Collectives) -> list[int]:
-    """Return the ranks whose copy of the previous rank's shards differs from these, after some steps."""
+class NotingLink(Link):
+    """A link that notes whether gradients are sent."""
+
+    has_sent = False
+
+    def post(self, operation: str, *arguments: Any) -> Any:
+        self.has_sent |= operation == "send"
+        return super().post(operation, *arguments)
+
+
+def compare(name: str, collectives: Collectives, link: NotingLink) -> tuple[list[int], bool]:
+    """Train some steps. Return the ranks whose copy of the previous rank's shards differs, and if gradients were sent."""
     torch.manual_seed(5)
     case = SHADOWED[name](SIZE)
     modules = [m for thing in case.things.values() if isinstance(thing, nn.Module) for m in thing.modules()]
@@ -87,7 +115,7 @@ def compare(name: str, collectives: Collectives) -> list[int]:
 
     def follow(optimizer_name: str) -> Any:
         def before_step(*_: Any) -> None:
-            collectives.run(shadow.exchange_gradients(optimizer_name))
+            collectives.run(shadow.exchange_gradients(optimizer_name, collectives.reductions))
             shadow.step(optimizer_name)
             collectives.end_updates()
 
@@ -99,6 +127,7 @@ def compare(name: str, collectives: Collectives) -> list[int]:
         for optimizer in own.optimizers.values():
             optimizer.register_step_pre_hook(change_gradients)
     parameter = next(iter(own.parameters.values()))
+    link.has_sent = False
     for step in range(STEPS):
         generator = torch.Generator().manual_seed(100 * step + collectives.ring.rank)  # other samples on every rank
         case.train(torch.randn(8, parameter.shape[1], generator=generator).to(parameter.dtype))
@@ -109,7 +138,7 @@ def compare(name: str, collectives: Collectives) -> list[int]:
     dist.all_gather_object(states, (bits(own.capture()), bits(shadow.capture()), shadow.is_exact))
     different = [rank for rank in range(SIZE) if states[rank][1] != states[rank - 1][0]]
     assert [rank for rank in range(SIZE) if not states[rank][2]] == different, name  # each rank knows of its own copy
-    return different
+    return different, link.has_sent
 
 
 def bits(state: dict[str, Any]) -> dict[str, list[int]]:
@@ -133,13 +162,13 @@ def start_rank(rank: int, port: int, folder: Path) -> int:
     if pid := os.fork():
         return pid
     torch.set_num_threads(1)
-    link, ring = Link(), Ring(rank, SIZE)
+    link, ring = NotingLink(), Ring(rank, SIZE)
     store = lambda: PrefixStore("ranks", TCPStore("127.0.0.1", port, is_master=False))  # noqa: E731
     link.connect(store, rank, SIZE, lambda: False)
     collectives = Collectives(link, ring, lost)
     replace_default_group_by_mesh(collectives, lambda _: None)  # all ranks make all collectives
     names = sys.argv[2:] or SHADOWED
-    results = {name: compare(name, collectives) for name in names}
+    results = {name: compare(name, collectives, link) for name in names}
     if rank == 0:
         (folder / "results.json").write_text(json.dumps(results))
     os._exit(0)

@@ -50,7 +50,7 @@ def measured(rank: int, link: CountingLink) -> dict[str, Any]:
 
     def before_step(*_: Any) -> None:
         link.sent = 0
-        shadow.exchange_gradients("optimizer").run(link, Ring(rank, SIZE), lambda: None)
+        shadow.exchange_gradients("optimizer", []).run(link, Ring(rank, SIZE), lambda: None)
         shadow.step("optimizer")
 
     optimizer.register_step_pre_hook(before_step)

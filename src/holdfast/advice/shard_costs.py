@@ -1,8 +1,8 @@
 """The price of live recovery for a sharded model: memory and traffic while nothing fails, and steps for a lost shard.
 
 P parameters are sharded over N ranks and trained with AdamW in float32. Under `replay` each rank keeps a copy of the
-shard of the rank before it, weights and both moments, and sends its gradients to the next rank before each optimizer
-step. Under `partial` it keeps a copy of the weights only, as the last forward gathered them, and sends nothing.
+shard of the rank before it, weights and both moments, and may send its gradients to the next rank before each optimizer
+step: it does unless the next rank can derive them, and this price assumes that it does. Under `partial` it keeps a copy of the weights only, as the last forward gathered them, and sends nothing.
 """
 
 from collections.abc import Mapping
@@ -71,8 +71,8 @@ class ShardCosts:
         lines = [
             f"The model is sharded, so forward and skip are not possible. It has {self.parameters:.3g} parameters ({self.basis}) "
             f"on {self.ranks} ranks. Replay keeps {bytes_in_words(self.copy_bytes)} on each rank, a copy of another rank's "
-            f"weights and moments (AdamW in float32), and sends {bytes_in_words(self.sent_bytes)} from each rank to the next in "
-            f"each step{again}: {in_words(self.sent_bytes / self.bandwidth)} at {bytes_in_words(self.bandwidth)}/s{share}. Partial "
+            f"weights and moments (AdamW in float32), and sends up to {bytes_in_words(self.sent_bytes)} from each rank to the next "
+            f"in each step{again}: {in_words(self.sent_bytes / self.bandwidth)} at {bytes_in_words(self.bandwidth)}/s{share}. Partial "
             f"keeps {bytes_in_words(self.kept_bytes)}, half of it if FSDP gathers bfloat16, and sends nothing. With hybrid "
             "sharding the replicas are the copies, and replay costs neither."
         ]

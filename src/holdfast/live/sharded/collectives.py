@@ -65,6 +65,11 @@ class Collectives:
             connect(self._teams[members])
         return self._teams[members]
 
+    @property
+    def reductions(self) -> list[Reduce]:
+        """The reduce-scatters of all ranks in this step, in order."""
+        return [made for team, made in self.log if team is self.world and isinstance(made, Reduce)]
+
     def begin_step(self) -> None:
         """Forget the collectives of the previous step."""
         self.catch_up()

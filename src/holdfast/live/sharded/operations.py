@@ -141,6 +141,8 @@ class Reduce:
         self._output: torch.Tensor | None = output
         self._values: torch.Tensor | None = values
         self._op, self._memory = op, memory
+        self.memory, self.start = output.untyped_storage().data_ptr(), int(output.storage_offset())
+        """The address of the memory that has `output`, and where in it `output` begins."""
         self._total: torch.Tensor | None = None  # the results of all ranks, until `keep`
         self._place: Ring | None = None
         self._own: torch.Tensor | None = None
@@ -150,6 +152,20 @@ class Reduce:
         assert self._output is not None
         self._total, self._place = self._reduced(link, meanwhile), ring
         self._output.copy_(self._total.view(ring.size, -1)[ring.rank].view_as(self._output))
+
+    @property
+    def own(self) -> torch.Tensor:
+        """The result of this rank, as it was reduced."""
+        self.keep()
+        assert self._own is not None
+        return self._own
+
+    @property
+    def previous(self) -> torch.Tensor:
+        """The result of the previous rank."""
+        self.keep()
+        assert self._previous is not None
+        return self._previous
 
     def keep(self) -> None:
         """Keep the results of this rank and of the previous rank, and no others."""
@@ -167,11 +183,8 @@ class Reduce:
             raise restart_needed(
                 "ranks next to each other are lost, and with them the reduced gradients of one of them"
             )
-        self.keep()
-        assert self._own is not None
-        assert self._previous is not None
         results = self._reduced(link, nothing).view(ring.size, -1)
-        return _same_bits(results[ring.rank], self._own) and _same_bits(results[ring.previous], self._previous)
+        return same_bits(results[ring.rank], self.own) and same_bits(results[ring.previous], self.previous)
 
     def _reduced(self, link: Link, meanwhile: Callable[[], None]) -> torch.Tensor:
         assert self._values is not None
@@ -186,15 +199,14 @@ class Reduce:
         return all(ring.at(rank).next not in needy for rank in needy)
 
     def serve(self, link: Link, ring: Ring, needy: Sequence[int]) -> None:
-        self.keep()
         for rank in needy:
             place = ring.at(rank)
             if ring.rank == rank:
                 self._receive(link, place)
             if ring.rank == place.next:
-                link.do("send", [self._previous], rank, 0)
+                link.do("send", [self.previous], rank, 0)
             if ring.rank == place.previous:
-                link.do("send", [self._own], rank, 0)
+                link.do("send", [self.own], rank, 0)
 
     def _receive(self, link: Link, ring: Ring) -> None:
         assert self._output is not None
@@ -260,5 +272,14 @@ def _allreduce_options(op: Any) -> Any:
     return options
 
 
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return True if two contiguous tensors of the same dtype and shape have the same bits."""
+    kind = next(kind for kind in _INTEGERS if _fits(one, kind) and _fits(other, kind))
+    return torch.equal(one.reshape(-1).view(kind), other.reshape(-1).view(kind))
+
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+
+
+def _fits(values: torch.Tensor, kind: torch.dtype) -> bool:
+    return not (values.nbytes % kind.itemsize or values.storage_offset() * values.itemsize % kind.itemsize)

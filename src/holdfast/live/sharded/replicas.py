@@ -25,9 +25,9 @@ class Replicas:
         self.is_exact = True
         """False once a sample of this rank's parameters differs from the sample of another replica."""
 
-    def exchange_gradients(self, _: str) -> "Agreement":
+    def exchange_gradients(self, _: str, __: object) -> "Agreement":
         """Return the exchange of digests that precedes a step of an optimizer."""
-        return Agreement(sample(self._own.sampled), self)
+        return Agreement(torch.tensor([sample(self._own.sampled)]), self)
 
     def compare(self, digests: torch.Tensor, rank: int) -> None:
         """Compare the digests of all ranks with the digest of this `rank`."""

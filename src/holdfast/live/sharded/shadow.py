@@ -1,14 +1,14 @@
 """The shadow of a rank's shards: a copy on the next rank that makes the same optimizer steps.
 
-Each rank sends its final gradients to the next rank just before its optimizer steps, after clipping and scaling. With
-these gradients, the next rank makes the same step on its copy of the parameters and moments. The optimizers of torch
-compute every element independently, so the copy has the same bits after every step.
+The next rank gets the final gradients of this rank just before the optimizer steps, after clipping and scaling (see
+exchange.py). With these gradients, it makes the same step on its copy of the parameters and moments. The optimizers of
+torch compute every element independently, so the copy has the same bits after every step.
 """
 
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam
 from holdfast.distributed.gloo_link import Link
 from holdfast.errors import BadInput
 from holdfast.live import state_transfer
-from holdfast.live.sharded.operations import Ring
+from holdfast.live.sharded.exchange import Exchange, GradientExchange
+from holdfast.live.sharded.operations import Reduce, Ring
 from holdfast.train.state.plain_values import PlainState
 from holdfast.train.state.protected import Protected
 from holdfast.train.state.shards import is_dtensor, like, local
@@ -200,25 +201,21 @@ class Shadow:
             tensors += [value for state in mirror.state.values() for value in state.values() if _is_moment(value)]
         return sum(tensor.nbytes for tensor in tensors)
 
-    def exchange_gradients(self, name: str) -> "Exchange":
+    def exchange_gradients(self, name: str, reductions: Sequence[Reduce]) -> GradientExchange:
         """Return the exchange of gradients that precedes a step of the optimizer `name`.
 
-        Each rank also sends a digest of a few of its parameters, with which the next rank checks its copy."""
+        `reductions` are those of this step. With a digest of a few parameters, the next rank checks its copy."""
         pairs = zip(trained_by(self._own.optimizers[name]), trained_by(self._optimizers[name]), strict=True)
         present = [(local(parameter.grad), copied) for parameter, copied in pairs if parameter.grad is not None]
         own, copies = [own for own, _ in present], [copied for _, copied in present]
         copied_digest = sample([self._parameters[name] for name in self._own.sampled_names])
-        own_digest = sample(self._own.sampled)
 
-        def write(copied: torch.Tensor, values: torch.Tensor) -> None:
-            if copied is copied_digest:
-                self.is_exact &= torch.equal(copied, values)
-            else:
-                copied.grad = values.to(copied.device)
+        def check(digest: int) -> None:
+            self.is_exact &= digest == copied_digest
 
-        return Exchange([*own, own_digest], [*copies, copied_digest], write)
+        return GradientExchange(own, copies, reductions, sample(self._own.sampled), check)
 
-    def exchange_averages(self) -> "Exchange":
+    def exchange_averages(self) -> Exchange:
         """Return the exchange of the sharded models that no protected optimizer trains, such as averages of weights."""
         names = list(self._own.averages)
         own = [local(self._own.averages[name]) for name in names]
@@ -237,70 +234,17 @@ class Shadow:
             parameter.grad = None
 
 
-class Exchange:
-    """An exchange in which each rank sends `own` to the next rank and receives the values of `copies`.
-
-    It ends when all ranks have received their values. `write` is called with each tensor in `copies` and its values."""
-
-    def __init__(
-        self,
-        own: Sequence[torch.Tensor],
-        copies: Sequence[torch.Tensor],
-        write: Callable[[torch.Tensor, torch.Tensor], object],
-    ) -> None:
-        self._write = write
-        self._received: list[torch.Tensor] = []
-        self._parts = [_of_kind(own, copies, kind) for kind in sorted({value.dtype for value in own}, key=str)]
-
-    def run(self, link: Link, ring: Ring, meanwhile: Callable[[], None]) -> None:
-        works = []
-        self._received = []  # new memory in every try: the operations of a broken connection may never end
-        for outgoing, copies in self._parts:
-            self._received.append(torch.empty(sum(copied.numel() for copied in copies), dtype=outgoing.dtype))
-            works.append(link.post("send", [outgoing], ring.next, 0))
-            works.append(link.post("recv", [self._received[-1]], ring.previous, 0))
-        meanwhile()
-        for work in works:
-            link.wait(work)
-        link.do("allreduce", [torch.zeros(1)])
-        self.conclude()
-
-    def conclude(self) -> None:
-        """Write the values that have arrived. All have, once any rank has completed the exchange."""
-        for (_, copies), incoming in zip(self._parts, self._received, strict=True):
-            values = incoming.split([copied.numel() for copied in copies])
-            for copied, new in zip(copies, values, strict=True):
-                self._write(copied, new.view_as(copied))
-
-    def run_again(self, link: Link, ring: Ring) -> bool:
-        raise AssertionError("the state has changed since the values were exchanged")
-
-    can_serve: Any = None  # a step in which the state has changed is never repeated
-    serve: Any = None
-
-    def release(self) -> None:
-        self._parts, self._received = [], []
-
-
-def _of_kind(
-    own: Sequence[torch.Tensor], copies: Sequence[torch.Tensor], kind: torch.dtype
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Return this rank's values of dtype `kind` as one tensor, and the copies for which new values arrive."""
-    outgoing = torch.cat([value.detach().reshape(-1) for value in own if value.dtype == kind]).cpu()
-    return outgoing, [copied for value, copied in zip(own, copies, strict=True) if value.dtype == kind]
-
-
 def _set_values(copied: torch.Tensor, values: torch.Tensor) -> None:
     copied.detach().copy_(values)
 
 
-def sample(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Return a digest of a few values of each tensor, as a tensor of one number."""
+def sample(tensors: Iterable[torch.Tensor]) -> int:
+    """Return a digest of a few values of each tensor."""
     hasher = xxhash.xxh3_64()
     for values in tensors:
         few = values.detach().flatten()[:: max(1, values.numel() // SAMPLED)]
         hasher.update(few.cpu().contiguous().view(torch.uint8).numpy().data)
-    return torch.tensor([hasher.intdigest() >> 1])  # fits into a signed number
+    return int(hasher.intdigest() >> 1)  # fits into a signed number
 
 
 def trained_by(optimizer: Optimizer) -> list[Any]:

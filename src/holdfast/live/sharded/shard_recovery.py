@@ -24,10 +24,11 @@ from holdfast.live.boundary_marks import BoundaryMarks
 from holdfast.live.rank_values import RankValues
 from holdfast.live.recovery import LiveRecovery, TrainingHooks
 from holdfast.live.sharded.collectives import Collectives
+from holdfast.live.sharded.exchange import Exchange
 from holdfast.live.sharded.mesh_group import MeshGroup, ModuleGather, replace_default_group_by_mesh
 from holdfast.live.sharded.operations import Ring, Team, ranks_apart
 from holdfast.live.sharded.replicas import Agreement, Copies, Replicas, ranks_with_copies
-from holdfast.live.sharded.shadow import Exchange, OwnShards, Shadow, check_copyable, exchange_copies
+from holdfast.live.sharded.shadow import OwnShards, Shadow, check_copyable, exchange_copies
 from holdfast.live.sharded.shard_plan import JOINS, ShardPlan, ShardReport, make_shard_plan
 from holdfast.progress import Phase, restart_needed
 from holdfast.train.state.protected import Protected
@@ -126,7 +127,7 @@ class ShardedRecovery(LiveRecovery):
     def _step_hook(self, name: str) -> Any:
         def before_step(*_: Any) -> None:
             assert self._copies is not None
-            self.collectives.run(self._copies.exchange_gradients(name))
+            self.collectives.run(self._copies.exchange_gradients(name, self.collectives.reductions))
             self._copies.step(name)
             self.collectives.end_updates()
 
@@ -161,8 +162,7 @@ class ShardedRecovery(LiveRecovery):
         if not isinstance(self._copies, Shadow):
             return None
         return (
-            f"every rank keeps a copy of another rank's shards, which takes about {self._copies.nbytes / 1e6:.1f} MB; each "
-            "step sends its gradients once more."
+            f"every rank keeps a copy of another rank's shards, which takes about {self._copies.nbytes / 1e6:.1f} MB."
         )
 
     def at_boundary(self, step: int, *, last: bool = False) -> tuple[bool, int | None]:
