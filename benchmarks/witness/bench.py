@@ -9,12 +9,10 @@ All of them start `holdfast run`, with models under DDP and sharded with FSDP2 a
 
 import argparse
 import json
-import math
 import os
 import platform
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,154 +20,16 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
+from flips import measure_flips
+from runs import claim_holds, run
 
-from holdfast.audit.verdicts import audit_run
-from holdfast.checkpoint import snapshot
-from holdfast.checkpoint.store import DirectoryStore
-from holdfast.history.log import read_history, recall
-from holdfast.process import PREEMPTED
+from holdfast.history.log import recall
 
-TRAIN = Path(__file__).resolve().parent / "train.py"
-SMALL = {"width": 64, "layers": 3, "batch": 24}
 TINY = {"width": 32, "layers": 1, "batch": 8}  # most of a step is the work of torch and holdfast for any model
+MOST = 0.01  # of the time, for comparisons
 AROUND = 5  # steps from a comparison on, in which it may take time
-EXPONENT, MANTISSA = range(23, 31), range(23)  # bits of float32
-OPTIONS = {"ddp": [], "fsdp": ["--recovery", "replay"]}
-
-
-@dataclass(frozen=True)
-class PlannedFlip:
-    """A bit to flip: of a weight or a moment, in the exponent or the mantissa."""
-
-    step: int
-    rank: int
-    what: str
-    part: str
-    bit: int
-
-    @property
-    def spec(self) -> str:
-        return f"flip@{self.step}:{self.what}={self.bit},rank={self.rank}"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a flip: the comparison that found it, the steps until then, and whether the rank was named."""
-
-    flip: PlannedFlip
-    kind: str
-    changed: str
-    steps: int | None
-    named: str | None  # at once, or after the steps were repeated
-
-
-def plan_flips(count: int, every: int, workers: int, draw: random.Random) -> list[PlannedFlip]:
-    """Return `count` flips, each in an interval of its own, with an interval without a flip between two."""
-    flips = []
-    for number in range(count):
-        what, part = ("weight", "moment")[number % 2], ("exponent", "mantissa")[number // 2 % 2]
-        step = (2 * number + 1) * every + draw.randrange(every)
-        bit = draw.choice(EXPONENT if part == "exponent" else MANTISSA)
-        flips.append(PlannedFlip(step, draw.randrange(workers), what, part, bit))
-    return flips
-
-
-def run(
-    out: Path,
-    kind: str,
-    workers: int,
-    every: int | None,
-    steps: int,
-    options: Sequence[str],
-    deadline: float = math.inf,
-    **task: Any,
-) -> str:
-    """Train with `holdfast run` to the end, or until the time `deadline`; return its output."""
-    arguments = [word for name, value in task.items() for word in (f"--{name}", str(value))]
-    witness = ["--witness-every", str(every)] if every else []
-    command = [sys.executable, "-m", "holdfast", "run", "--workers", str(workers), "--out", str(out), "--seed", "3"]
-    command += [*OPTIONS[kind], *witness, *options, str(TRAIN), "--", "--kind", kind, "--steps", str(steps), *arguments]
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    if task["device"] == "cpu":
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-    expected = [0]
-    try:
-        output, _ = process.communicate(timeout=None if deadline == math.inf else deadline - time.monotonic())
-    except subprocess.TimeoutExpired:
-        process.terminate()  # the workers save and stop
-        output, _ = process.communicate()
-        expected.append(PREEMPTED)
-    if process.returncode not in expected:
-        raise SystemExit(f"{' '.join(command)}\nended with {process.returncode}:\n{output}")
-    return output
-
-
-def events(out: Path, kind: str) -> list[Any]:
-    return [event.what for event in read_history(out).events if event.kind == kind]
-
-
-def outcomes(out: Path, kind: str, every: int, flips: Sequence[PlannedFlip]) -> list[Outcome]:
-    """Return what became of each flip, by the history of the run and its audit."""
-    because = next(finding.because for finding in audit_run(out) if finding.check == "no_corruption_remains")
-    strikes = {strike.step: strike for strike in events(out, "failure")}
-    corruptions = events(out, "corruption")
-    results = []
-    for flip in flips:
-        strike = strikes[flip.step]
-        found = next((c for c in corruptions if c.attempt == strike.attempt and flip.step < c.step), None)
-        named = None
-        if found and found.culprit == flip.rank:
-            named = "at once"
-        elif found and flip.rank in found.ranks:
-            claim = f"before step {found.step} of attempt {found.attempt} (the shard of rank {flip.rank} was wrong"
-            named = "after the repetition" if claim in because else None
-        results.append(Outcome(flip, kind, strike.changed or "", found and found.step - flip.step, named))
-    return results
-
-
-def same_bits(one: Path, other: Path) -> bool:
-    """Return True if the newest snapshots of two runs have the same bits."""
-    a, b = (snapshot.newest(DirectoryStore(out / "checkpoints")).tensors for out in (one, other))
-    return a.keys() == b.keys() and all(torch.equal(torch.as_tensor(a[name]), torch.as_tensor(b[name])) for name in a)
-
-
-def measure_flips(task: argparse.Namespace, folder: Path) -> None:
-    draw = random.Random(task.seed)
-    print(f"seed {task.seed}, {task.workers} workers, --witness-every {task.every}")
-    rows: list[Outcome] = []
-    same: dict[str, bool] = {}
-    settings = {**SMALL, "device": task.device}
-    for kind in ("ddp", "fsdp"):
-        flips = plan_flips(task.count // 2, task.every, task.workers, draw)
-        steps = (2 * len(flips) + 1) * task.every
-        saving = ["--save-every", str(2 * task.every), "--max-restarts", "9"]
-        run(folder / f"{kind}-reference", kind, task.workers, None, steps, saving, **settings)
-        injected = [word for flip in flips for word in ("--inject", flip.spec)]
-        output = run(folder / kind, kind, task.workers, task.every, steps, [*saving, *injected], **settings)
-        if "audit: pass" not in output:
-            raise SystemExit(f"the audit did not pass:\n{output}")
-        rows += outcomes(folder / kind, kind, task.every, flips)
-        same[kind] = same_bits(folder / kind, folder / f"{kind}-reference")
-    for row in rows:
-        verdict = f"found after {row.steps} steps, named {row.named}" if row.steps else "not found"
-        print(f"{row.kind} {row.flip.spec} ({row.flip.part}: {row.changed}): {verdict}")
-    print("\n| | flips | found | most steps | rank named at once | after the repetition | not found |")
-    print("|---|---|---|---|---|---|---|")
-    for kind in ("ddp", "fsdp"):
-        for part in (f"{what}, {half}" for what in ("weight", "moment") for half in ("exponent", "mantissa")):
-            own = [row for row in rows if row.kind == kind and part == f"{row.flip.what}, {row.flip.part}"]
-            found = [row.steps for row in own if row.steps]
-            by = [sum(row.named == how for row in own) for how in ("at once", "after the repetition")]
-            print(
-                f"| {kind}, {part} | {len(own)} | {len(found)} | {max(found, default='')} | {by[0]} | {by[1]} | "
-                f"{len(own) - len(found)} |"
-            )
-    for kind, is_same in same.items():
-        print(f"{kind}: the run ended with {'the' if is_same else 'OTHER'} bits of a run without flips")
 
 
 @dataclass(frozen=True)
@@ -189,7 +49,7 @@ class CleanRun:
         return cls(kind, max(compared, default=0), len(compared), sum(event.kind == "corruption" for event in rank_0))
 
 
-def measure_clean(task: argparse.Namespace, folder: Path) -> None:
+def measure_clean(task: argparse.Namespace, folder: Path) -> bool:
     """Divide the steps of each kind among `--jobs` runs, and train that many runs at once."""
     began = time.monotonic()
     shares = [len(range(number, task.steps, task.jobs)) for number in range(task.jobs)]
@@ -220,6 +80,8 @@ def measure_clean(task: argparse.Namespace, folder: Path) -> None:
         own = [clean_run for clean_run in done if name in (clean_run.kind, "all")]
         sums = [sum(getattr(one, count) for one in own) for count in ("steps", "comparisons", "alarms")]
         print(f"| {name} | {len(own)} | {' | '.join(f'{value:,}' for value in sums)} |")
+    print()
+    return claim_holds("no false alarm in the steps above", bool(done) and not any(one.alarms for one in done))
 
 
 @dataclass(frozen=True)
@@ -245,10 +107,10 @@ def resampled_mean(values: Sequence[float], draw: random.Random) -> tuple[float,
     return means[50], means[-51]
 
 
-def measure_cost(task: argparse.Namespace, folder: Path) -> None:
+def measure_cost(task: argparse.Namespace, folder: Path) -> bool:
     """Measure the cost of a comparison in one run: the steps around it, against the other steps of its interval."""
     size = {"width": task.width, "layers": task.layers, "batch": task.batch}
-    draw = random.Random(task.seed)
+    draw, ranges = random.Random(task.seed), {}
     print(f"{task.workers} workers, {size}, seed {task.seed}, load {os.getloadavg()[0]:.1f}")
     print(f"\n| | parameters | step, median | cost of --witness-every {task.every}, mean | quartiles | ", end="")
     print("other steps, mean | intervals |\n|---|---:|---:|---:|---:|---:|---:|", flush=True)
@@ -264,19 +126,29 @@ def measure_cost(task: argparse.Namespace, folder: Path) -> None:
         costs, noise = [one.cost for one in intervals], [one.noise for one in intervals]
         low, _, high = statistics.quantiles(costs, n=4)
         cells = [kind, f"{noted['parameters'] / 1e6:.1f} M", f"{1e3 * statistics.median(seconds[task.every :]):.1f} ms"]
-        cells += [_mean(costs, draw), f"{low:.2%} to {high:.2%}", _mean(noise, draw), str(len(costs))]
+        ranges[kind] = resampled_mean(costs, draw)
+        cells += [_mean(costs, ranges[kind]), f"{low:.2%} to {high:.2%}"]
+        cells += [_mean(noise, resampled_mean(noise, draw)), str(len(costs))]
         print(f"| {' | '.join(cells)} |", flush=True)
+    print()
+    verdicts = {kind: _verdict(*ends) for kind, ends in ranges.items()}
+    for kind, verdict in verdicts.items():
+        print(f"{kind}: --witness-every {task.every} costs at most {MOST:.0%}: {verdict}")
+    return all(verdict == "holds" for verdict in verdicts.values())
 
 
-def _mean(values: Sequence[float], draw: random.Random) -> str:
-    low, high = resampled_mean(values, draw)
-    return f"{statistics.mean(values):.2%} ({low:.2%} to {high:.2%})"
+def _verdict(low: float, high: float) -> str:
+    return "holds" if high <= MOST else "FAILS" if low > MOST else "not resolved: the interval of the mean includes it"
+
+
+def _mean(values: Sequence[float], ends: tuple[float, float]) -> str:
+    return f"{statistics.mean(values):.2%} ({ends[0]:.2%} to {ends[1]:.2%})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mode", choices=("flips", "clean", "cost"))
-    parser.add_argument("--count", type=int, default=50, help="flips")
+    parser.add_argument("--count", type=int, default=50, help="flips of all kinds")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, help="3 with flips, otherwise 2")
     parser.add_argument("--every", type=int, help="20 with flips, otherwise 50")
@@ -297,7 +169,8 @@ def main() -> None:
     print(f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, {device}", flush=True)
     with tempfile.TemporaryDirectory() as temporary:
         folder = task.keep or Path(temporary)
-        {"flips": measure_flips, "clean": measure_clean, "cost": measure_cost}[task.mode](task, folder)
+        holds = {"flips": measure_flips, "clean": measure_clean, "cost": measure_cost}[task.mode](task, folder)
+    sys.exit(0 if holds else 1)
 
 
 if __name__ == "__main__":
