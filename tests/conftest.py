@@ -78,7 +78,7 @@ SLOW_PLACES = {
     "trainers/test_refused_options.py",
     "weights/test_export.py",
 }
-SLOW_FIXTURES = {"start", "start_reference", "driver", "ray_cluster", "s3"}
+SLOW_FIXTURES = {"start", "driver", "ray_cluster", "s3"}
 
 # Roughly the seconds that the tests of a module take, where they are many, and those of all tests with a server. They
 # only decide which process runs which tests, and when: a wrong number makes the tests a little slower.

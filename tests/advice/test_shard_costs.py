@@ -1,9 +1,6 @@
 """The price of live recovery for a sharded model: the formulas, real ranks that follow them, and published lags."""
 
 import json
-import os
-import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -15,6 +12,7 @@ from holdfast.advice.question import bytes_in_words, in_words, size_of
 from holdfast.advice.shard_costs import LAGS, LAGS_FROM, ShardCosts, lag_of
 from holdfast.errors import BadInput
 from repository import ROOT
+from supervisor_process import RunScript
 
 
 def costs(parameters: float, ranks: int, *, in_step: bool = False) -> ShardCosts:
@@ -70,17 +68,8 @@ def test_lags_are_those_of_the_published_experiment() -> None:
     assert {str(lost): [lag.value, lag.low, lag.high] for lost, lag in LAGS.items()} == measured
 
 
-@pytest.mark.slow
-def test_four_ranks_keep_and_send_as_many_bytes_as_the_formula_says(tmp_path: Path) -> None:
-    support = ROOT / "tests" / "support"
-    done = subprocess.run(
-        [sys.executable, support / "shard_sizes.py", tmp_path],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(support)]), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+def test_four_ranks_keep_and_send_as_many_bytes_as_the_formula_says(run_script: RunScript, tmp_path: Path) -> None:
+    run_script("shard_sizes.py", tmp_path)
     measured = json.loads((tmp_path / "sizes.json").read_text())
     expected = costs(measured["parameters"], 4)
     assert measured["copied"] == [expected.copy_bytes] * 4

@@ -1,8 +1,5 @@
 """Sharded models start from the weights of other programs and of other runs: each rank reads its own rows."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +10,17 @@ import holdfast as hf
 from finished_run import events, failed_checks
 from holdfast.runs.config import WeightsSource
 from holdfast.weights.export import export
-from repository import ROOT
-from supervisor_process import SUPPORT, Start, Supervisor
+from supervisor_process import SUPPORT, RunScript, Start, Supervisor
 
 HOW: dict[str, Any] = {"script": SUPPORT / "fsdp_script.py", "save_every": 5, "workers": 2, "keep_last": 9}
 PLACES = ("torchtitan/step-1", "accelerate", "accelerate/pytorch_model_fsdp_0", "w.safetensors", "hf", "dcp", "w.pt")
 
 
 @pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def weights(run_script: RunScript, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the weights of one model, as three ranks save them with DCP, and in every other format."""
     folder = tmp_path_factory.mktemp("weights")
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{SUPPORT}"}
-    command = [sys.executable, str(SUPPORT / "dcp_folders.py"), str(folder)]
-    subprocess.run(command, check=True, timeout=120, env=environment)
+    run_script("dcp_folders.py", folder)
     assert len([*(folder / "torchtitan" / "step-1").glob("*.distcp")]) == 3
     expected = torch.load(folder / "expected.pt", weights_only=True)
     for name in ("w.safetensors", "dcp", "w.pt"):

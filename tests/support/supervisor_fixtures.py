@@ -10,7 +10,19 @@ from typing import Any
 
 import pytest
 
-from supervisor_process import TRAINEE, Command, Start, StartCommand, Supervisor, alive, driving, fork
+from supervisor_process import (
+    SUPPORT,
+    TRAINEE,
+    WITHIN,
+    Command,
+    RunScript,
+    Start,
+    StartCommand,
+    Supervisor,
+    alive,
+    driving,
+    fork,
+)
 
 
 @pytest.fixture(scope="session")
@@ -109,5 +121,18 @@ def start_command(driver: subprocess.Popen[str], tmp_path_factory: pytest.TempPa
             "together": together,
         }
         return Command(fork(driver, job), folder)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_script(start_command: StartCommand) -> RunScript:
+    """A function that runs a script of tests/support in a fork of the warm process, and waits for its end."""
+
+    def run(name: str, *arguments: object, within: float = WITHIN) -> None:
+        source = f"import runpy, sys\nsys.path.insert(0, {str(SUPPORT)!r})\n"
+        source += f"runpy.run_path({str(SUPPORT / name)!r}, run_name='__main__')"
+        ran = start_command(*arguments, instead=source)
+        assert ran.wait(within) == 0, ran.stderr
 
     return run

@@ -78,6 +78,7 @@ class Supervisor(Job):
 
 Start = Callable[..., Supervisor]
 StartCommand = Callable[..., Command]
+RunScript = Callable[..., None]
 
 
 @contextmanager

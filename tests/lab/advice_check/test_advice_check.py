@@ -1,7 +1,6 @@
 """The experiment on the advice: it predicts before it measures, counts what was not as predicted, and strikes real runs."""
 
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from holdfast.lab.advice_check.measurements import (
 )
 from holdfast.lab.experiment import Options
 from holdfast.lab.partial.panels import PANELS
+from supervisor_process import StartCommand
 
 
 def case(
@@ -106,15 +106,27 @@ def test_a_figure_shows_every_kind_of_case() -> None:
     assert sheet.axes[0].get_xlabel() == "cost of a kill, seconds"
 
 
-def test_a_real_run_is_killed_and_read(tmp_path: Path) -> None:
+HISTORIES = """
+import pickle, sys
+from pathlib import Path
+from holdfast.lab.advice_check.measurements import history_of
+folder = Path(sys.argv[1])
+configs = pickle.loads((folder / "configs").read_bytes())
+(folder / "histories").write_bytes(pickle.dumps([history_of(config, folder) for config in configs]))
+"""
+
+
+def test_a_real_run_is_killed_and_read(start_command: StartCommand, tmp_path: Path) -> None:
     struck = (Failure(step=47, kind="kill", targets=(2,)),)
     configs = (
         measurements.run_config("small", steps=40, save_every=15),
         measurements.run_config("small", "forward", struck, steps=80),
     )
-    # In a fresh process, because a supervisor must not fork after torch has started threads in other tests.
-    with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        quiet, history = process.map(measurements.history_of, configs, [tmp_path] * 2)
+    # In another process, because a supervisor must not fork after torch has started threads in other tests.
+    (tmp_path / "configs").write_bytes(pickle.dumps(configs))
+    ran = start_command(tmp_path, instead=HISTORIES)
+    assert ran.wait() == 0, ran.stderr
+    quiet, history = pickle.loads((tmp_path / "histories").read_bytes())
     costs = run_costs(quiet)
     cases = measurements._killed_cases("small", costs, prices(costs, Question())["forward"], history)
     assert [case.unit for case in cases] == ["seconds", "iterations"]

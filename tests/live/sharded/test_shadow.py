@@ -1,9 +1,6 @@
 """A rank's copy of another rank's shards has that rank's bits after every step, for every supported optimizer."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,21 +11,11 @@ from holdfast.errors import BadInput
 from holdfast.live.sharded.operations import Ring, ranks_apart
 from holdfast.live.sharded.shadow import check_copyable, neighbours
 from holdfast.train.state.protected import Protected
-from repository import ROOT
+from supervisor_process import RunScript
 
 
-@pytest.mark.slow
-def test_the_copy_makes_the_same_steps_as_its_owner(tmp_path: Path) -> None:
-    support = ROOT / "tests" / "support"
-    paths = os.pathsep.join([str(ROOT / "src"), str(support)])
-    done = subprocess.run(
-        [sys.executable, support / "shadowed_ranks.py", tmp_path],
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+def test_the_copy_makes_the_same_steps_as_its_owner(run_script: RunScript, tmp_path: Path) -> None:
+    run_script("shadowed_ranks.py", tmp_path, within=300.0)
     results = json.loads((tmp_path / "results.json").read_text())
     assert len(results) > 20
     different = {name: ranks for name, (ranks, _) in results.items() if ranks}

@@ -1,8 +1,5 @@
 """The state of sharded models: what all ranks save is the whole state, and any number of ranks restores its bits."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -16,7 +13,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial
 
-import sharded_states
 from holdfast.checkpoint import payload, shard_file, snapshot
 from holdfast.checkpoint.payload import flatten, unflatten
 from holdfast.checkpoint.reader import SnapshotReader
@@ -27,6 +23,7 @@ from holdfast.train.state.shards import divide, read_parts
 from sharded_states import CASES, STEP, world_sizes
 from snapshots import same
 from stores import CountingStore
+from supervisor_process import RunScript
 
 DEADLINE = 600.0
 
@@ -34,11 +31,10 @@ DEADLINE = 600.0
 
 
 @pytest.fixture(scope="module")
-def saved_and_restored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved_and_restored(run_script: RunScript, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which every case was saved and restored by real processes, with one file for each that failed."""
     folder = tmp_path_factory.mktemp("states")
-    script = [sys.executable, "-W", "ignore", sharded_states.__file__, str(folder)]
-    subprocess.run(script, check=True, timeout=DEADLINE, env={**os.environ, "TORCH_LOGS": "-all"})
+    run_script("sharded_states.py", folder, within=DEADLINE)
     return folder
 
 
