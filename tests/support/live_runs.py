@@ -9,8 +9,8 @@ from supervisor_process import SUPPORT, Start, Supervisor
 
 LOOP = SUPPORT / "training_script.py"
 WORKERS = 4
-EPOCHS = 8  # of 6 steps
-PATIENCE = 0.3  # seconds per step while workers are missing, so that replacements arrive before the last step
+EPOCHS = 5  # of 6 steps
+PATIENCE = 0.6  # seconds per step while workers are missing, so that replacements arrive before the last step
 
 
 def run_with_live_recovery(start: Start, recovery: str, failures: list[dict[str, Any]], **task: Any) -> Supervisor:

@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,9 @@ from holdfast.train.state.shards import read_parts
 
 STEP = 3
 WORLD_SIZES = (1, 2, 3, 4)
+# One operation for all parameters, because DTensor decides anew in each process how each operation is sharded. Other
+# optimizers have cases of their own.
+FUSED = partial(torch.optim.AdamW, fused=True)
 
 
 @dataclass(eq=False)
@@ -62,9 +66,7 @@ def trainer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[tor
     return train
 
 
-def case(
-    model: nn.Module, world_size: int, kind: Any = torch.optim.AdamW, mesh: DeviceMesh | None = None, **options: Any
-) -> Case:
+def case(model: nn.Module, world_size: int, kind: Any = FUSED, mesh: DeviceMesh | None = None, **options: Any) -> Case:
     """A model whose layers are each sharded, with an optimizer of `kind`."""
     shard_options = {
         name: options.pop(name) for name in ("shard_placement_fn", "offload_policy", "mp_policy") if name in options
@@ -83,7 +85,7 @@ def layers(*sizes: int) -> nn.Sequential:
 
 
 def even(world_size: int) -> Case:
-    return case(layers(6, 12, 24, 12), world_size)
+    return case(layers(6, 12, 24, 12), world_size, torch.optim.AdamW)
 
 
 def uneven_rows(world_size: int) -> Case:
@@ -116,7 +118,7 @@ class Tied(nn.Module):
 def tied_parameters(world_size: int) -> Case:
     model = Tied()
     fully_shard(model, mesh=mesh_of(world_size))
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = FUSED(model.parameters())
     return Case({"model": model, "optimizer": optimizer}, trainer(model, optimizer))
 
 
@@ -232,7 +234,7 @@ def partly_tensor_parallel(world_size: int) -> Case:
 def unsharded(world_size: int) -> Case:
     """A model that every rank has as a whole, as under DDP. All ranks train the same samples here."""
     model = layers(6, 5, 7, 2)
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = FUSED(model.parameters())
     return Case({"model": model, "optimizer": optimizer}, trainer(model, optimizer), [model])
 
 
@@ -248,6 +250,15 @@ def with_optimizer(kind: Any, **options: Any) -> Callable[[int], Case]:
     return lambda world_size: case(layers(6, 5, 7, 2), world_size, kind, **options)
 
 
+OPTIMIZERS: dict[str, Callable[[int], Case]] = {
+    "foreach_adamw": with_optimizer(torch.optim.AdamW, foreach=True),
+    "fused_adamw": with_optimizer(torch.optim.AdamW, fused=True),
+    "amsgrad": with_optimizer(torch.optim.Adam, amsgrad=True, foreach=False),
+    "sgd": with_optimizer(torch.optim.SGD),
+    "sgd_momentum": with_optimizer(torch.optim.SGD, momentum=0.9, nesterov=True),
+    "learning_rate_tensor": with_optimizer(torch.optim.AdamW, lr=torch.tensor(0.01), foreach=False),
+    "adagrad": with_optimizer(torch.optim.Adagrad),
+}
 CASES: dict[str, Callable[[int], Case]] = {
     **{
         made.__name__: made
@@ -257,30 +268,25 @@ CASES: dict[str, Callable[[int], Case]] = {
             *(partly_tensor_parallel, unsharded, partly_sharded),
         )
     },
-    "foreach_adamw": with_optimizer(torch.optim.AdamW, foreach=True),
-    "fused_adamw": with_optimizer(torch.optim.AdamW, fused=True),
-    "amsgrad": with_optimizer(torch.optim.Adam, amsgrad=True, foreach=False),
-    "sgd": with_optimizer(torch.optim.SGD),
-    "sgd_momentum": with_optimizer(torch.optim.SGD, momentum=0.9, nesterov=True),
-    "learning_rate_tensor": with_optimizer(torch.optim.AdamW, lr=torch.tensor(0.01), foreach=False),
-    "adagrad": with_optimizer(torch.optim.Adagrad),
+    **OPTIMIZERS,
 }
 
 
-EVERY_NUMBER = {
-    "uneven_rows",
-    "fewer_rows_than_ranks",
-    "hybrid",
-    "tensor_parallel",
-    "partly_tensor_parallel",
-    "unsharded",
+SIZES = {
+    "uneven_rows": WORLD_SIZES,
+    "hybrid": (1, 2, 4),
+    "tensor_parallel": (1, 2, 4),
+    "fewer_rows_than_ranks": (1, 4),
+    "partly_tensor_parallel": (1, 4),
+    "unsharded": (1, 4),
+    **dict.fromkeys(OPTIMIZERS, (2,)),
 }
 
 
 def world_sizes(name: str) -> tuple[int, ...]:
     """Return the numbers of ranks on which a case is saved and restored."""
     is_thorough = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
-    return WORLD_SIZES if name in EVERY_NUMBER or is_thorough else (1, 3)
+    return WORLD_SIZES if is_thorough else SIZES.get(name, (1, 3))
 
 
 # The ranks.
