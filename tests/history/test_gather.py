@@ -10,8 +10,9 @@ from holdfast.checkpoint.store import DirectoryStore, Store
 from holdfast.errors import Corrupt, StorageFailed
 from holdfast.events import Attempt, Commit, Done, Launch, Restart, Seconds, Step, What
 from holdfast.history import fold, gather
+from holdfast.history.folded import StepRun
 from holdfast.history.gather import gather_files, last_attempt, send
-from holdfast.history.log import HistoryWriter, read_history, stream_history
+from holdfast.history.log import HistoryWriter, read_history, stream_blocks, stream_history
 from holdfast.sampler.digest import Samples
 
 
@@ -163,3 +164,54 @@ def test_folded_lines_are_sent_and_merged_as_they_were_written(
     for places, source in (([tmp_path / "a", tmp_path / "b"], None), ([tmp_path / "b"], store)):
         with gather_files(places, source) as files:
             assert read_history(files).events == before
+
+
+def folded_node(tell: Callable[..., None], history: Path, rank: int = 0, steps: int = 600) -> None:
+    """Write the history of a node with one rank, and fold most of it."""
+    share = (Step(1, 4, rank, 0, n, n, Samples.of([n]), Seconds(0.0, 0.001, 0.0)) for n in range(steps))
+    tell(history.parent.name, f"rank-{rank}", began(1, rank), *share, Commit(1, steps, 1))
+    assert fold.fold(history, [rank], newest=lambda: steps, least=1) > 0
+
+
+def test_folded_lines_are_sent_and_fetched_as_segments(
+    tmp_path: Path, tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fold, "KEPT", 1000)
+    monkeypatch.setattr(fold, "MOST", 100_000)
+    monkeypatch.setattr(gather, "PIECE", 5000)
+    store = DirectoryStore(tmp_path / "store")
+    for node in ("a", "b", "c"):  # two machines have been rank 0, so their segments have the same names
+        folded_node(tell, tmp_path / node / "history", rank=int(node == "c"))
+        send(tmp_path / node / "history", store)
+        tell(node, f"rank-{int(node == 'c')}", began(2, 0), Done(2, 600))
+        send(tmp_path / node / "history", store)
+    before = [read_history(tmp_path / node).events for node in ("a", "b", "c")]
+    sizes = sum(path.stat().st_size for path in (tmp_path / "store").rglob("*") if path.is_file())
+    lines = sum(path.stat().st_size for path in tmp_path.glob("?/history/*.jsonl"))
+    assert sizes < lines / 3
+    with gather_files([], store) as files:
+        assert sorted(read_history(files).events) == sorted(event for events in before for event in events)
+    with gather_files([], store) as files:
+        runs = [item for name, item in stream_blocks(files, []) if name == "rank-1" and isinstance(item, StepRun)]
+        assert sum(run.steps for run in runs) == 512
+
+
+def test_a_missing_segment_is_refused_in_one_line(
+    tmp_path: Path, tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fold, "KEPT", 1000)
+    monkeypatch.setattr(gather, "PIECE", 5000)
+    store = DirectoryStore(tmp_path / "store")
+    folded_node(tell, tmp_path / "a" / "history")
+    send(tmp_path / "a" / "history", store)
+    store.remove(store.names("histories/segments/")[0])
+    with pytest.raises(Corrupt, match=r"a piece of rank-0\.jsonl is missing"), gather_files([], store):
+        pass
+
+
+def test_a_file_at_hand_is_not_fetched(tmp_path: Path, tell: Callable[..., None]) -> None:
+    store = DirectoryStore(tmp_path / "store")
+    tell("a", "rank-0", began(1, 0))
+    send(tmp_path / "a" / "history", store)
+    with gather_files([tmp_path / "a"], store) as files:
+        assert files == [tmp_path / "a" / "history" / "rank-0.jsonl"]

@@ -45,10 +45,14 @@ def segments_in(folder: Path) -> list[tuple[int, int, int, Path]]:
     return sorted(found)
 
 
+def first_line(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.readline(FIRST_LINE)
+
+
 def first_line_digest(path: Path) -> str | None:
     """Return a digest of the first line of a history file, which no other file has; None without a whole line."""
-    with path.open("rb") as file:
-        line = file.readline(FIRST_LINE)
+    line = first_line(path)
     return xxhash.xxh3_64_hexdigest(line) if line.endswith(b"\n") else None
 
 

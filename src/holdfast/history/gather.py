@@ -2,12 +2,14 @@
 
 In the store, a piece of a file is named `histories/<who>.jsonl/<digest>/<piece>`. The digest is the digest of the
 file's first line, which is unique: the same rank may have run on several nodes, and a node may return on another
-machine. All pieces but the last are final, so sending a file again costs one piece, however long the run.
+machine. All pieces but the last are final, so sending a file again costs one piece, however long the run. Segments are
+sent as they are, with their own digest in their name; of pieces whose lines were folded before, only the first line
+of the file is sent.
 """
 
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,39 +17,54 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.errors import Corrupt, StorageFailed
 from holdfast.events import What, parse
-from holdfast.history.folded import first_line_digest, folded
+from holdfast.history.folded import SEGMENTS, first_line, first_line_digest, folded, segment_name, segments_in
 from holdfast.history.log import files_of
+from holdfast.history.segment import DIGEST
 
 if TYPE_CHECKING:
-    from holdfast.checkpoint.store import Store
+    from holdfast.checkpoint.store import Reader, Store
 
 PIECE = 4 << 20
+_SEGMENT = re.compile(r"histories/segments/(\d{6,})-rank-(\d+)-to-(\d+)/([0-9a-f]{32})", re.ASCII)
 _NAME = re.compile(r"histories/(\w[\w.-]*\.jsonl)/([0-9a-f]{16})/(\d{8})", re.ASCII)
 
 
 def send(history: Path, store: "Store") -> None:
-    """Upload every history file in the folder `history` to the store; only new lines are sent."""
-    sent: defaultdict[tuple[str, str | None], list[int]] = defaultdict(list)
-    for name, first_line, piece in _list_pieces(store):
-        sent[name, first_line].append(piece)
+    """Upload every history file in the folder `history` to the store; only new lines and segments are sent."""
+    names = store.names("histories/")
+    _send_segments(history / SEGMENTS, {*names}, store)
+    sent = _pieces_by_file(names)
     for path in sorted(history.glob("*.jsonl")):
         if digest := _first_line_digest(path):
-            pieces, last = sent[path.name, digest], path.stat().st_size // PIECE
+            pieces, last = sent.get((path.name, digest), []), path.stat().st_size // PIECE
             whole = folded(path)
             # The last piece may have been sent when the file was shorter.
             for number in range(min(max(pieces, default=0), last), last + 1):
-                data = b"".join(whole.read(number * PIECE, (number + 1) * PIECE))
-                store.put(_piece_name(path.name, digest, number), [data])
+                is_folded = number < last and (number + 1) * PIECE <= whole.end
+                if not is_folded:
+                    data = b"".join(whole.read(number * PIECE, (number + 1) * PIECE))
+                    store.put(_piece_name(path.name, digest, number), [data])
+                elif number == 0:
+                    store.put(_piece_name(path.name, digest, number), [first_line(path)])
             for number in pieces:
                 if number > last:  # of lines that were lost in a power failure
                     store.remove(_piece_name(path.name, digest, number))
 
 
+def _send_segments(folder: Path, sent: Container[str], store: "Store") -> None:
+    for _, _, _, path in segments_in(folder):
+        data = path.read_bytes()
+        name = f"histories/segments/{path.stem}/{data[-DIGEST:].decode(errors='replace')}"
+        if name not in sent:
+            store.put(name, [data])
+
+
 def supervisor_events(store: "Store") -> Iterator[What]:
     """Yield the events of all supervisors' histories in `store`, without damaged lines."""
-    for (file, _), pieces in _pieces_by_file(store).items():
+    for (file, digest), pieces in _pieces_by_file(store.names("histories/")).items():
         if file.startswith("supervisor"):
-            for line in b"".join(_read_piece(store, name) for name in pieces).splitlines():
+            _require_all(pieces, file, store)
+            for line in b"".join(_read_piece(store, _piece_name(file, digest, n)) for n in pieces).splitlines():
                 with suppress(ValueError):
                     yield parse(line).what
 
@@ -66,12 +83,9 @@ def gather_files(paths: Sequence[Path], store: "Store | None" = None) -> Iterato
     with TemporaryDirectory(prefix="holdfast-history-") as folder:
         files = [file for path in paths for file in files_of(path)]
         if store:
-            for (name, digest), pieces in _pieces_by_file(store).items():
-                files.append(Path(folder, digest, name))
-                files[-1].parent.mkdir(exist_ok=True)
-                with files[-1].open("wb") as whole:
-                    whole.writelines(_read_piece(store, piece) for piece in pieces)
-        # Of copies of one file, such as a folder's own and the one that it sent, take the longest.
+            at_hand = {(file.name, _first_line_digest(file)): file.stat().st_size for file in files}
+            files = [*_fetch(store, Path(folder) / "stored", at_hand), *files]
+        # Of copies of one file, such as a folder's own and the one that it sent, take the longest; if equal, the last.
         digests = {file: _first_line_digest(file) or file for file in files}
         by_size = sorted(files, key=lambda file: file.stat().st_size)
         copies = {(file.name, digests[file]): file for file in by_size}
@@ -85,28 +99,70 @@ def _piece_name(file: str, digest: str, piece: int) -> str:
     return f"histories/{file}/{digest}/{piece:08d}"
 
 
-def _list_pieces(store: "Store") -> Iterator[tuple[str, str, int]]:
-    for name in store.names("histories/"):
+def _pieces_by_file(names: Iterable[str]) -> dict[tuple[str, str], list[int]]:
+    """Return the numbers of the pieces in the store, by the name of the file and the digest of its first line."""
+    files: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for name in names:
         if found := _NAME.fullmatch(name):
-            yield found[1], found[2], int(found[3])
+            files[found[1], found[2]].append(int(found[3]))
+    return {file: sorted(pieces) for file, pieces in files.items()}
 
 
-def _pieces_by_file(store: "Store") -> dict[tuple[str, str], list[str]]:
-    files: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    for file, digest, piece in _list_pieces(store):
-        if piece != len(files[file, digest]):
-            raise Corrupt(f"a piece of {file} is missing in {store}: send it again, or name the folders of all nodes.")
-        files[file, digest].append(_piece_name(file, digest, piece))
-    return dict(files)
+def _fetch(store: "Store", folder: Path, at_hand: Mapping[tuple[str, str | None], int]) -> Iterator[Path]:
+    """Download the files that are longer in the store than `at_hand` into `folder`, with holes where they were folded."""
+    names = store.names("histories/")
+    copies: Counter[str] = Counter()
+    for (name, digest), pieces in _pieces_by_file(names).items():
+        with store.open(_piece_name(name, digest, pieces[-1])) as last:
+            length = pieces[-1] * PIECE + last.length
+        if at_hand.get((name, digest), -1) >= length:
+            continue
+        path = folder / str(copies[name]) / name  # one folder for all, as far as their names differ
+        copies[name] += 1
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True)
+            _fetch_segments(store, names, path.parent / SEGMENTS)
+        present = []
+        with path.open("wb") as file:
+            for number in pieces:
+                data = _read_piece(store, _piece_name(name, digest, number))
+                present += [number] if len(data) == PIECE or number == pieces[-1] else []
+                file.seek(number * PIECE)
+                file.write(data)
+        _require_all(present, name, store, folded(path).end)
+        yield path
+
+
+def _require_all(pieces: Collection[int], file: str, store: "Store", end: int = 0) -> None:
+    """Raise Corrupt if a piece of a file is missing that segments do not have. They have its lines before byte `end`."""
+    if any((number + 1) * PIECE > end for number in {*range(max(pieces) + 1)} - {*pieces}):
+        raise Corrupt(f"a piece of {file} is missing in {store}: send it again, or name the folders of all nodes.")
+
+
+def _fetch_segments(store: "Store", names: Iterable[str], folder: Path) -> None:
+    copies: Counter[tuple[str, ...]] = Counter()
+    for name in names:
+        if found := _SEGMENT.fullmatch(name):
+            folder.mkdir(exist_ok=True)
+            number, *ranks = found.groups()[:3]
+            # Segments of two machines may have one name; those of one machine keep their order.
+            place = int(number) * 1000 + copies[found.groups()[:3]]
+            copies[found.groups()[:3]] += 1
+            with store.open(name) as reader, (folder / segment_name(place, *map(int, ranks))).open("wb") as file:
+                file.write(_read_all(reader))
 
 
 def _read_piece(store: "Store", name: str) -> bytes:
     with store.open(name) as reader:
         if reader.length > PIECE:
             raise Corrupt(f"{name} in {store} is not a piece of a history: it has {reader.length} bytes.")
-        data, filled = bytearray(reader.length), 0
-        while count := reader.readinto(memoryview(data)[filled:]):
-            filled += count
+        return _read_all(reader)
+
+
+def _read_all(reader: "Reader") -> bytes:
+    data, filled = bytearray(reader.length), 0
+    while count := reader.readinto(memoryview(data)[filled:]):
+        filled += count
     return bytes(data[:filled])
 
 
