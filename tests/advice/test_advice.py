@@ -293,6 +293,37 @@ def test_a_live_recovery_that_was_seen_is_what_training_stood_still_for() -> Non
     assert prices(costs, Question())["forward"].stands.basis == MEASURED
 
 
+def test_a_run_that_replayed_is_not_said_to_have_had_no_live_recovery() -> None:
+    run = calm()
+    run.strikes("kill", 2)
+    run.supervisor(detected(1, 2, "signal"))
+    run.passes("recovery", 0.75)
+    run.rank_0(Regroup(1, 1, 40, "replay", (0, 1, 3), (2,), seconds=0.75))
+    run.passes("compute", 0.5)
+    run.reports(40, Seconds(0.0, 1.25, 0.0))
+    assert not [line for line in advise(run.events).unknown if "this run had none" in line and "live" in line]
+    (at_scale,) = [line for line in advise(run.events, Question(workers=64)).unknown if "live recovery" in line]
+    assert "with this many workers" in at_scale
+
+
+def test_advice_for_live_recovery_says_what_to_choose_over_nccl() -> None:
+    question = Question(workers=64, step=5.0, mtbf=HOUR, restart=300.0, stall=1.0)
+    for events, over_nccl in ((calm().events, "untested"), (sharded(calm().events), "restarts after every loss")):
+        advice = advise(events, question)
+        assert advice.recovery != "restart"
+        (line,) = [line for line in advice.unknown if "NCCL" in line]
+        assert over_nccl in line
+        assert f"--recovery restart --save-every {advice.outlooks['restart'].interval.best}" in line
+    alone = advise(calm().events, replace(question, lost=Fraction(1)))
+    assert alone.recovery == "restart"
+    assert not [line for line in alone.unknown if "NCCL" in line]
+
+
+def test_a_stall_that_is_given_is_not_explained_by_that_of_the_run() -> None:
+    assert "of which training waits" in str(advise(calm().events))
+    assert "of which training waits" not in str(advise(calm().events, Question(stall=1.0)))
+
+
 def test_live_recoveries_are_counted_under_their_own_strategies() -> None:
     run = calm()
     for number, (strategy, lost, seconds) in enumerate((("forward", 2, 0.75), ("replay", 3, 2.0)), start=1):

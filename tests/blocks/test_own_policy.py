@@ -86,6 +86,7 @@ def test_the_lab_measures_a_policy_of_ones_own(policy_file: Path, tmp_path: Path
         ("def urgency(info, step):\n    return info.distances / info.distances.sum()\n", "if other blocks are absent"),
         ("def urgency(info, step):\n    return 1\n", "not one number for each block"),
         ("def urgency(info, step):\n    return 1 / 0\n", "failed: ZeroDivisionError"),
+        ("def urgency(info, step):\n    return info.distances * float('nan')\n", "returns NaN for block 0"),
     ],
 )
 def test_a_policy_file_that_cannot_rank_blocks_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:

@@ -109,6 +109,13 @@ class TestAFile:
         with pytest.raises(BadInput, match=r"a NoneType, lacks name, criterion, .* rounds, part, .* measure, total$"):
             load_workload(file(tmp_path, "def workload(data): return None"))
 
+    def test_whose_model_is_for_the_lab_alone_is_told_what_the_server_needs(self, tmp_path: Path) -> None:
+        text = "class Own:\n    def step(self, state, rng): return state\ndef workload(data): return Own()"
+        with pytest.raises(
+            BadInput, match=r"a Own, is for the lab: .* inherits from holdfast\.workloads\.model\.Model"
+        ):
+            load_workload(file(tmp_path, text))
+
     def test_with_an_array_that_belongs_to_no_block_is_refused(self, tmp_path: Path) -> None:
         text = (
             f"{MEAN}\nfrom holdfast.blocks import along\nMean.blocks = property(lambda self: along(self.start(), 'x'))"

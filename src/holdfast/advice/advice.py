@@ -13,7 +13,6 @@ from holdfast.advice.prices import (
     Outlook,
     Price,
     is_larger,
-    live_recovery_time,
     lost_part,
     outlooks,
     prices,
@@ -71,7 +70,7 @@ def advise(history: Sequence[Event], question: Question | None = None) -> Advice
         recovery=best,
         save_every=outlook_of[best].interval.best,
         reasons=tuple(_reasons(costs, question, mtbf, price_of, outlook_of, best)),
-        unknown=tuple(unknown(costs, question, mtbf)),
+        unknown=(*unknown(costs, question, mtbf), *_over_nccl(costs, outlook_of, best)),
         mtbf=mtbf,
         prices=price_of,
         outlooks=outlook_of,
@@ -126,7 +125,8 @@ def _reasons(
     best: str,
 ) -> list[str]:
     outlook, interval = outlook_of[best], outlook_of[best].interval
-    waits = ", ".join(f"{in_words(wait.value)} under {writer}" for writer, wait in costs.stalls.items())
+    measured = costs.stalls if question.stall is None else {}
+    waits = ", ".join(f"{in_words(wait.value)} under {writer}" for writer, wait in measured.items())
     return [
         f"A failure is expected every {in_words(mtbf.value)}{_range(mtbf, in_words, mtbf.basis)}.",
         f"A step takes {_with_range(costs.step)}. A save delays training by {_with_range(save_delay(costs, question))}"
@@ -202,9 +202,10 @@ def unknown(costs: RunCosts, question: Question, mtbf: Estimate) -> list[str]:
             f"The time of a restart: this run had none, so {_with_range(restart)} is "
             f"inferred from the time this run took to start and {published.SOURCES['notice']}."
         )
-    if not live_recovery_time(costs, question).is_seen:
-        source = "at_scale" if is_larger(costs, question) else "regroup"
-        lines.append(f"The time of a live recovery: this run had none, so it is {published.SOURCES[source]}.")
+    if is_larger(costs, question):
+        lines.append(f"The time of a live recovery with this many workers: it is {published.SOURCES['at_scale']}.")
+    elif not costs.live:
+        lines.append(f"The time of a live recovery: this run had none, so it is {published.SOURCES['regroup']}.")
     if mtbf.basis not in (GIVEN, MEASURED):
         injected = " (injected failures do not count)" if costs.struck else ""
         lines.append(
@@ -226,6 +227,18 @@ def unknown(costs: RunCosts, question: Question, mtbf: Estimate) -> list[str]:
         why = "the losses do not fall evenly enough" if costs.noted else "the script logs none (run.log(loss=...))"
         lines.append(f"How fast training converges: {why}.")
     return lines
+
+
+def _over_nccl(costs: RunCosts, outlook_of: Mapping[str, Outlook], best: str) -> list[str]:
+    """Return what to choose instead of live recovery if workers communicate over NCCL, which no history records."""
+    if best == "restart":
+        return []
+    loss = "a sharded model restarts after every loss" if costs.sharded else "live recovery is untested"
+    every = outlook_of["restart"].interval.best
+    return [
+        f"The backend: {best} is advised for gloo. Over NCCL on several GPUs {loss}; choose --recovery restart --save-every "
+        f"{every} there."
+    ]
 
 
 def _with_range(estimate: Estimate) -> str:

@@ -29,7 +29,12 @@ def own_ranking(path: str) -> str:
     rng, some = np.random.default_rng(0), np.arange(0, 8, 2)
     whole = BlockInfo(rng.random(8), rng.random(8), np.arange(8) % 3, np.arange(1, 9))
     part = BlockInfo(whole.distances[some], whole.norms[some], whole.saved_at[some], whole.sizes[some])
-    if not np.array_equal(urgency(absolute, whole, 5)[some], urgency(absolute, part, 5), equal_nan=True):
+    numbers = urgency(absolute, whole, 5)
+    if np.isnan(numbers).any():
+        raise BadInput(
+            f"{FUNCTION} of {path} returns NaN for block {int(np.isnan(numbers).argmax())}: return a number."
+        )
+    if not np.array_equal(numbers[some], urgency(absolute, part, 5)):
         raise BadInput(
             f"{FUNCTION} of {path} gives a block another number if other blocks are absent. Compute each number from the "
             "entries of its own block alone: nodes of a parameter server see only their own blocks."

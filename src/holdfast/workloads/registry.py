@@ -45,6 +45,11 @@ def load_workload(name: str, data: Path | None = None) -> DividedWorkload:
     if not name.endswith(".py") and not Path(name).is_file():
         raise BadInput(f"There is no workload {name!r}: choose one of {', '.join(WORKLOADS)}, or give a Python file.")
     model = _made(Path(name), data)
+    if _has(model, "step") and not _has(model, "advance"):
+        raise BadInput(
+            f"the model of {name}, a {type(model).__name__}, is for the lab: the parameter server divides a model among workers "
+            "and nodes, so it needs one that inherits from holdfast.workloads.model.Model, as in examples/kmeans.py."
+        )
     if lacks := [needed for needed in _asked(Workload, DividedWorkload) if not _has(model, needed)]:
         raise BadInput(f"the model of {name}, a {type(model).__name__}, lacks {', '.join(lacks)}")
     divided = cast(DividedWorkload, with_number(model))
