@@ -90,3 +90,12 @@ def test_each_rank_gets_its_own_statistics_of_batch_norm_back(start: Start, star
     reference = start_reference(task, **HOW)
     out = completed(start(task, failures=failures, **HOW))
     assert different(completed(reference), out) == []
+
+
+def test_an_evaluation_in_which_one_rank_has_a_batch_more_is_refused_and_does_not_hang(start: Start) -> None:
+    how: dict[str, Any] = {"script": SUPPORT / "sharded_evaluation_script.py", "workers": 2, "max_restarts": 0}
+    job = start({"samples": 5, "batch": 1}, out="uneven", **how)
+    result = job.result()
+    assert result["verdict"] != "completed"
+    assert "this rank has 3 of 5 samples and others have 2" in result["because"], job.stderr
+    completed(start({"samples": 5, "batch": 3}, out="even", **how))

@@ -102,24 +102,45 @@ def test_alone_a_number_is_its_own_sum_and_tensors_keep_their_kind() -> None:
 
 def test_the_ranks_of_a_tensor_parallel_group_evaluate_one_part_and_count_once() -> None:
     def evaluate(reducer: RankReducer) -> Any:
-        part = list(DatasetShard(range(10), reducer.place))
+        part = list(DatasetShard(range(10), reducer.place, whole))
         return part, reducer.sum(len(part)), reducer.mean(sum(part) / len(part), weight=len(part))
 
     halves = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     assert of_ranks(4, evaluate, tensor_parallel=2) == [(halves[rank // 2], 10, 4.5) for rank in range(4)]
 
 
+def whole() -> bool:
+    """Return False: the models are not sharded."""
+    return False
+
+
+@settings(max_examples=200, deadline=None)
+@given(samples=st.integers(1, 30), world=st.integers(1, 5), batch=st.integers(1, 12))
+def test_with_a_sharded_model_exactly_those_parts_are_refused_that_have_a_batch_more_than_others(
+    samples: int, world: int, batch: int
+) -> None:
+    shards = [DatasetShard(range(samples), lambda rank=rank: (rank, world), lambda: True) for rank in range(world)]  # type: ignore[misc]
+    loaders = [DataLoader(shard, batch_size=batch) for shard in shards]
+    fewest = min(map(len, loaders))
+    for loader in loaders:
+        if len(loader) > fewest:
+            with pytest.raises(BadInput, match="one batch less: with a sharded model every forward needs all ranks"):
+                list(loader)
+        else:
+            assert len(list(loader)) == fewest
+
+
 @settings(max_examples=50)
 @given(samples=st.integers(1, 40), world=st.integers(1, 9))
 def test_the_parts_of_all_ranks_are_the_whole_and_differ_by_at_most_one(samples: int, world: int) -> None:
-    parts = [list(DatasetShard(range(samples), lambda rank=rank: (rank, world))) for rank in range(world)]  # type: ignore[misc]
+    parts = [list(DatasetShard(range(samples), lambda rank=rank: (rank, world), whole)) for rank in range(world)]  # type: ignore[misc]
     assert [each for part in parts for each in part] == list(range(samples))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_a_part_is_found_anew_before_every_pass_also_by_processes_that_load() -> None:
     place = [(0, 3)]
-    shard = DatasetShard(range(12), lambda: place[0])
+    shard = DatasetShard(range(12), lambda: place[0], whole)
     loader = DataLoader(shard, batch_size=3, num_workers=1, persistent_workers=True)
     assert torch.cat(list(loader)).tolist() == [0, 1, 2, 3]
     place[0] = (1, 2)  # a rank was lost

@@ -34,13 +34,19 @@ from holdfast.train.data.loader import divided
 
 
 class DatasetShard(TorchDataset[Any]):
-    """This rank's contiguous part of `dataset`. The function `place` returns the part's number, and that of all parts."""
+    """This rank's contiguous part of `dataset`. The function `place` returns the part's number, and that of all parts.
 
-    def __init__(self, dataset: MapDataset, place: Callable[[], tuple[int, int]]) -> None:
+    `is_sharded` returns True if the models are, so that every forward needs all ranks, and all need as many batches."""
+
+    def __init__(
+        self, dataset: MapDataset, place: Callable[[], tuple[int, int]], is_sharded: Callable[[], bool]
+    ) -> None:
         self._dataset, self._samples = dataset, size(dataset)
         self._place: Callable[[], tuple[int, int]] | None = place
+        self._is_sharded: Callable[[], bool] | None = is_sharded
         self._owner = os.getpid()
-        self._bounds = torch.zeros(2, dtype=torch.int64).share_memory_()  # the first sample of the part, and its size
+        # The first sample of the part, its size, and the size that it may have with as many batches as on other ranks.
+        self._bounds = torch.zeros(3, dtype=torch.int64).share_memory_()
         self._divide()
 
     def __len__(self) -> int:
@@ -53,6 +59,7 @@ class DatasetShard(TorchDataset[Any]):
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         progress.here.count_evaluation()
+        self._check_batch(indices)
         numbers = [self._number(index) for index in indices]
         get_all = getattr(self._dataset, "__getitems__", None)
         return list(get_all(numbers)) if get_all else [self._dataset[number] for number in numbers]
@@ -61,16 +68,30 @@ class DatasetShard(TorchDataset[Any]):
         return (self[index] for index in range(len(self)))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_place": None}  # for a loader process that is not forked: it reads the bounds
+        return {
+            **self.__dict__,
+            "_place": None,
+            "_is_sharded": None,
+        }  # for a loader process that is not forked: it reads the bounds
 
     def _divide(self) -> None:
-        if self._place and os.getpid() == self._owner:
+        if self._place and self._is_sharded and os.getpid() == self._owner:
             number, count = self._place()
-            part = divided(self._samples, count)[number]
-            self._bounds[0], self._bounds[1] = part.start, len(part)
+            parts = divided(self._samples, count)
+            fewest = min(map(len, parts)) if self._is_sharded() else len(parts[number])
+            self._bounds[:] = torch.tensor([parts[number].start, len(parts[number]), fewest])
+
+    def _check_batch(self, indices: list[int]) -> None:
+        """Raise BadInput for a batch of one sample, if other ranks have one sample less: they have one batch less."""
+        if len(indices) == 1 and (size := int(self._bounds[1])) > (fewest := int(self._bounds[2])):
+            raise BadInput(
+                f"this rank has {size} of {self._samples} samples and others have {fewest}, which makes one batch less: with a "
+                "sharded model every forward needs all ranks, so this rank would wait forever. Give run.shard a multiple "
+                "of the number of ranks, or choose another batch_size."
+            )
 
     def _number(self, index: int) -> int:
-        first, count = self._bounds.tolist()
+        first, count, _ = self._bounds.tolist()
         if not -count <= index < count:
             raise IndexError(f"sample {index} is outside this part of {count} samples")
         return int(first + index % count)

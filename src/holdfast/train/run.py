@@ -230,8 +230,8 @@ class Run:
         """Return this rank's part of a dataset for evaluation; the parts of all ranks make up the whole dataset.
 
         The sizes of parts may differ by one: combine results with `run.sum`, or with `run.mean` and the sizes as
-        weights."""
-        return DatasetShard(dataset, self._reducer.place)
+        weights. With a sharded model, an evaluation in which another rank has one batch less is refused."""
+        return DatasetShard(dataset, self._reducer.place, lambda: self._session.has_shards)
 
     def sum(self, value: Any) -> Any:
         """Return the sum over all ranks of a number, a tensor or a nested structure of these. All ranks must call this."""

@@ -115,6 +115,11 @@ class Session:
         return self.live is not None and not isinstance(self.live, ShardedRecovery)
 
     @property
+    def has_shards(self) -> bool:
+        """True if a protected model is sharded, so that every forward needs all ranks."""
+        return self.protected is not None and self.protected.is_sharded
+
+    @property
     def _was_stopped(self) -> bool:
         return self.restored.stopped and not self.config.extend
 
