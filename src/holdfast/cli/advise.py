@@ -35,7 +35,7 @@ def advise(
     mtbf: Annotated[
         str,
         typer.Option(
-            help="Mean time between failures of the job, for example 4h, 30m or 2d.  [default: as observed in RUN, or as published]"
+            help="Mean time between failures of the whole job, for example 4h, 30m or 2d.  [default: as observed in RUN, or as published]"
         ),
     ] = "",
     workers_lost: Annotated[
@@ -50,13 +50,9 @@ def advise(
     mtbf_per_worker: Annotated[
         str, typer.Option(help="Mean time between failures of one worker, for example 5y.")
     ] = "",
-    restart: Annotated[
-        str, typer.Option(help="Time of a restart in the simulated job, for example 10m.  [default: as in RUN]")
-    ] = "",
-    stall: Annotated[
-        str, typer.Option(help="Time that training waits for a save in the simulated job, for example 30s.")
-    ] = "",
-    step: Annotated[str, typer.Option(help="Time of a step in the simulated job, for example 6s.")] = "",
+    restart: Annotated[str, typer.Option(help="Time of a restart, for example 10m.  [default: as in RUN]")] = "",
+    stall: Annotated[str, typer.Option(help="Time by which a save delays training, for example 30s.")] = "",
+    step: Annotated[str, typer.Option(help="Time of a step, for example 6s.")] = "",
     parameters: Annotated[
         str, typer.Option(help="Parameters of a sharded model, for example 7B.  [default: from the size of a snapshot]")
     ] = "",
