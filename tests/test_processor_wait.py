@@ -5,10 +5,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from holdfast.processor_wait import COUNTER, ProcessorWait
+from holdfast.processor_wait import CAREFUL, COUNTER, OwnWaits, ProcessorWait
 
 SPINS = "while True: pass"
 is_counted = pytest.mark.skipif(not COUNTER.exists(), reason="this kernel does not count how long threads wait")
@@ -25,6 +26,43 @@ def test_the_second_number_of_the_kernel_is_the_wait_in_nanoseconds(tmp_path: Pa
 
 def test_nothing_is_counted_where_the_kernel_does_not_count(tmp_path: Path) -> None:
     assert ProcessorWait(tmp_path / "absent").seconds() == 0.0
+
+
+class Steps:
+    """Steps of 10 ms whose thread waits for given times, before its own part of a step and in it."""
+
+    def __init__(self) -> None:
+        self.waited, self.reads = 0.0, 0
+        self.waits = OwnWaits(cast(ProcessorWait, self))
+
+    def seconds(self) -> float:
+        self.reads += 1
+        return self.waited
+
+    def step(self, before: float, inside: float) -> float:
+        self.waited += before
+        self.waits.begin()
+        self.waited += inside
+        return self.waits.end(0.01 + inside)
+
+
+def test_only_waits_in_the_own_part_of_a_step_count() -> None:
+    steps = Steps()
+    steps.step(0.0, 0.02)  # the first one after a pause is not measured from its beginning
+    assert [steps.step(0.05, 0.02) for _ in range(3)] == pytest.approx([0.02] * 3)
+    assert steps.step(0.05, 0.0) == 0.0
+
+
+def test_the_counter_is_read_before_a_step_only_while_the_thread_waits() -> None:
+    steps = Steps()
+    for _ in range(100):
+        assert steps.step(0.0, 0.0001) == 0.0
+    assert steps.reads == 100
+    steps.step(0.0, 0.02)
+    for _ in range(CAREFUL):
+        assert steps.step(0.0, 0.0001) == pytest.approx(0.0001)
+    assert steps.reads == 101 + 2 * CAREFUL
+    assert steps.step(0.0, 0.0001) == 0.0
 
 
 @is_counted

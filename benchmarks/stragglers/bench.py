@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from holdfast.events import Restart, Step, Straggler
 from holdfast.history.log import read_history
+from holdfast.processor_wait import COUNTER
 
 STEPS, SINCE = 1000, 500
 TRAIN = Path(__file__).with_name("train.py")
@@ -99,10 +100,11 @@ def at_once(options: argparse.Namespace) -> int:
 
 def about(options: argparse.Namespace) -> str:
     cores = len(os.sched_getaffinity(0))
+    counts = "" if COUNTER.exists() else "; its kernel does not count how long threads wait for a processor"
     others = f", {options.busy} other processes that only compute" if options.busy else ""
     return (
         f"{options.repeats} runs of {STEPS} steps for each row, {at_once(options)} at once, {options.workers} workers on "
-        f"{cores} cores{others}, load {os.getloadavg()[0]:.1f} at the start; python {platform.python_version()}, torch "
+        f"{cores} cores{others}, load {os.getloadavg()[0]:.1f} at the start{counts}; python {platform.python_version()}, torch "
         f"{version('torch')}"
     )
 

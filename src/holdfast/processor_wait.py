@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 
 COUNTER = Path("/proc/thread-self/schedstat")  # nanoseconds that a thread ran, those that it waited, and its turns
+NEGLIGIBLE = 0.1  # of the own part of a step: waits of this share make no worker slow (`supervise.stragglers.RATIO`)
+CAREFUL = 64  # steps that are measured from their beginning after a wait
 
 
 class ProcessorWait:
@@ -22,7 +24,7 @@ class ProcessorWait:
             self._file = os.open(counter, os.O_RDONLY | os.O_CLOEXEC)
 
     def seconds(self) -> float:
-        """Return the seconds that the thread has waited so far. This takes 1.5 microseconds."""
+        """Return the seconds that the thread has waited so far."""
         if self._file < 0:
             return 0.0
         return int(os.pread(self._file, 64, 0).split()[1]) / 1e9
@@ -30,3 +32,30 @@ class ProcessorWait:
     def __del__(self) -> None:
         if self._file >= 0:
             os.close(self._file)
+
+
+class OwnWaits:
+    """The waits for a processor in a rank's own part of each step, which ends when its gradients are computed.
+
+    A read takes some microseconds. At the end of the own part it costs nothing, because the rank would wait for the
+    other ranks. At the beginning it would make each step longer, so the counter is read there only while the thread
+    does wait: within the last `CAREFUL` steps, the waits from one end to the next were not `NEGLIGIBLE`."""
+
+    def __init__(self, counter: ProcessorWait) -> None:
+        self._counter = counter
+        self._begun: float | None = None
+        self._ended = 0.0
+        self._careful = 0  # steps that are still to be measured from the beginning
+
+    def begin(self) -> None:
+        """Note that the own part of a step begins. Read the clock before this call."""
+        self._begun = self._counter.seconds() if self._careful else None
+
+    def end(self, seconds: float) -> float:
+        """Return the seconds that the thread waited in the own part, which took `seconds` by the clock.
+
+        Read the clock before this call."""
+        now = self._counter.seconds()
+        since_last, self._ended = now - self._ended, now
+        self._careful = CAREFUL if since_last > NEGLIGIBLE * seconds else max(0, self._careful - 1)
+        return 0.0 if self._begun is None else now - self._begun

@@ -254,14 +254,15 @@ def test_the_own_time_of_a_step_leaves_out_waits_for_other_ranks_and_for_a_proce
     in_collectives: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "here", progress.Progress())
-    clock, waits = iter([10.0, 16.0, 18.0]), iter([100.0, 101.0, 101.0])  # 1 s of the step in wait for a processor
+    clock = iter([10.0, 16.0, 18.0])
     if in_collectives:
         clock = iter([10.0, 18.0])  # no moment is known at which all gradients are computed
+    waits: Any = SimpleNamespace(begin=lambda: None, end=lambda seconds: 1.0 if seconds == 6.25 else 0.0)
     record: Any = SimpleNamespace(append=lambda *_: None, flush=lambda: None)
     live: Any = SimpleNamespace(take_waited=lambda: in_collectives, end_step=lambda _: None, is_dropped=lambda _: False)
     log = StepLog(record, Fingerprints(None), 1, RankPlacement(0, 2))
     work = WorkDone([], cast(Protected, None))
-    steps = StepRecorder(log, work, LoggedLoss(), live, None, lambda: next(clock), lambda: next(waits))
+    steps = StepRecorder(log, work, LoggedLoss(), live, None, lambda: next(clock), waits)
     steps.request()
     steps.begin(3, Position(), LoadRequest(np.arange(1), [0], Samples(1), 0), [], data=0.25, stall=0.0)
     if not in_collectives:

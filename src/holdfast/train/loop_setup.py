@@ -21,6 +21,7 @@ from holdfast.history.tail import last_witness
 from holdfast.live.recovery import LiveRecovery, TrainingHooks
 from holdfast.live.settlement import LossEffects
 from holdfast.live.sharded.shard_recovery import ShardedRecovery
+from holdfast.processor_wait import OwnWaits, ProcessorWait
 from holdfast.progress import Phase, restart_needed
 from holdfast.runs.config import RunConfig
 from holdfast.sampler.orders import pieces
@@ -51,7 +52,6 @@ from holdfast.train.step_log import (
     StepRecorder,
     WorkDone,
     clock_of,
-    processor_wait_of,
 )
 from holdfast.train.stopping import Stopping
 from holdfast.train.whole_digest import replicated_state
@@ -114,8 +114,8 @@ class LoopSetup:
         log = StepLog(self.record, fingerprints, self.number, place)
         work = WorkDone(self.replicas, protected)
         watcher = self._make_observer(protected, loads.dataset, place)
-        device = self.ranks.device
-        steps = StepRecorder(log, work, self.loss, self.live, watcher, clock_of(device), processor_wait_of(device))
+        waits = OwnWaits(ProcessorWait())
+        steps = StepRecorder(log, work, self.loss, self.live, watcher, clock_of(self.ranks.device), waits)
         source = SampleSource(phases, None if place.rank % place.tensor_parallel else self._record_order)
         if self.live:
             self._start_live(self.live, plan, protected, steps, injection)

@@ -22,7 +22,7 @@ from holdfast import progress
 from holdfast.errors import BadInput
 from holdfast.events import Seconds, Step
 from holdfast.live.recovery import LiveRecovery
-from holdfast.processor_wait import ProcessorWait
+from holdfast.processor_wait import OwnWaits
 from holdfast.sampler.digest import Samples
 from holdfast.sampler.plan import Position
 from holdfast.train.data.loader import LoadRequest
@@ -67,13 +67,6 @@ def clock_of(device: torch.device) -> Callable[[], Moment]:
         return event
 
     return now
-
-
-def processor_wait_of(device: torch.device) -> Callable[[], float]:
-    """Return a counter of the seconds that this thread waits for a processor; for a CUDA device, one that stays 0.
-
-    A device computes what was launched before, while the thread waits."""
-    return (lambda: 0.0) if device.type == "cuda" else ProcessorWait().seconds
 
 
 def seconds_between(earlier: Moment, later: Moment) -> float:
@@ -267,8 +260,12 @@ class StepLog:
 
 def _report_own_time(begun: BegunStep, computed: Moment) -> None:
     """Report to the supervisor how long this rank loaded and computed in a step, until its gradients were `computed`."""
-    step, _, _, data, _, began = begun
-    progress.here.report_own_time(step, data + seconds_between(began, computed))
+    progress.here.report_own_time(begun[0], _own_seconds(begun, computed))
+
+
+def _own_seconds(begun: BegunStep, computed: Moment) -> float:
+    _, _, _, data, _, began = begun
+    return data + seconds_between(began, computed)
 
 
 class WorkDone:
@@ -380,15 +377,14 @@ class StepRecorder:
     live: LiveRecovery | None
     observer: StepObserver | None  # in a rehearsal
     now: Callable[[], Moment]
-    processor_wait: Callable[[], float]  # the seconds that this thread has waited for a processor
-    _waited: float = 0.0  # of these, before the step
+    waits: OwnWaits  # not used on CUDA devices, which compute what was launched before while the thread waits
     _begun: BegunStep | None = None
     _computed: Moment | None = None
     _bad_loss: int | None = None
 
     def request(self) -> None:
         """Note that the script has asked for the next batch: the rank's own part of a step begins."""
-        self._waited = self.processor_wait()
+        self.waits.begin()
 
     def begin(self, step: int, at: Position, request: LoadRequest, parts: list[Any], data: float, stall: float) -> None:
         """Record the start of `step`, at position `at` in the data.
@@ -421,7 +417,9 @@ class StepRecorder:
 
     def _without_waits(self, moment: Moment) -> Moment:
         """Return the time at which this rank would have reached `moment`, had it never waited for a processor in the step."""
-        return moment - (self.processor_wait() - self._waited) if isinstance(moment, float) else moment
+        if self._begun is None or not isinstance(moment, float):
+            return moment
+        return moment - self.waits.end(_own_seconds(self._begun, moment))
 
     def take_bad_loss(self) -> int | None:
         """Return the first step since the last call whose logged loss was infinite or NaN; None if there was none."""
