@@ -126,7 +126,7 @@ def outcome(factor: float, arguments: tuple[str, ...], options: argparse.Namespa
             str(TRAIN),
         ]
         script = ["--", str(STEPS), str(rank), str(SINCE), str(factor)]
-        done = subprocess.run([sys.executable, *command, *script], capture_output=True, text=True, timeout=300)
+        done = subprocess.run([sys.executable, *command, *script], capture_output=True, text=True, timeout=1200)
         if done.returncode:
             raise SystemExit(f"the run failed:\n{done.stderr[-2000:]}")
         return judged(out / "history", rank, factor, done.stdout + done.stderr)
