@@ -1,9 +1,14 @@
 """The site shows documents of all folders, and its links lead to the same files as in the repository."""
 
+import re
+from pathlib import Path
+
 import pytest
 from docs_links import documents, for_site, links, place_on_site, source_files, source_page
 
 from repository import ROOT
+
+PAGES = [ROOT / path for path in documents()] + sorted(ROOT.glob("docs/**/*.md"))
 
 
 @pytest.mark.parametrize(
@@ -32,6 +37,12 @@ def test_fenced_blocks_are_not_changed_and_hold_no_links() -> None:
 
 def test_lists_in_lists_are_indented_by_four_spaces() -> None:
     assert for_site("- a\n  - b\n", "README.md") == "- a\n    - b\n"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lists_and_tables_in_lists_are_indented_by_two_spaces_in_a_document(page: Path) -> None:
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.S | re.M)
+    assert re.findall(r"^(?: {1}| {3,})(?:[-*|]|\d+\.) ?.*", text, flags=re.M) == []
 
 
 def test_documents_of_other_folders_and_examples_have_pages() -> None:
