@@ -19,6 +19,7 @@ from typing import Any
 from models import CASES
 
 AT_LEAST = 0.98
+AT_LEAST_REPLAY = 0.95  # of sharded models: each rank makes the optimizer steps of another rank's shard, too
 WORKERS = {"cpu": 4, "cuda": 1}
 WITHIN = 900.0  # seconds allowed for one case
 WALL, USED = 0, 1  # kinds of seconds: wall clock, and processor time
@@ -37,9 +38,10 @@ def main() -> int:
     print(table(found))
     if options.json:
         Path(options.json).write_text(json.dumps({"about": where, "found": found}))
-    slow = [case for case, result in found.items() if statistics.median(ratios(result, "protected")) < AT_LEAST]
+    least = AT_LEAST_REPLAY if options.sharded and options.recovery == "replay" else AT_LEAST
+    slow = [case for case, result in found.items() if statistics.median(ratios(result, "protected")) < least]
     print(
-        f"\nat least {AT_LEAST:g}x of plain {'FSDP2' if options.sharded else 'DDP'}: {'FAILS for ' + ', '.join(slow) if slow else 'holds'}"
+        f"\nat least {least:g}x of plain {'FSDP2' if options.sharded else 'DDP'}: {'FAILS for ' + ', '.join(slow) if slow else 'holds'}"
     )
     return 1 if slow else 0
 

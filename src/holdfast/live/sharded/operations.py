@@ -7,6 +7,7 @@ host memory.
 What a rank keeps of a result is copied while the next collective waits for other ranks.
 """
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -273,13 +274,10 @@ def _allreduce_options(op: Any) -> Any:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return True if two contiguous tensors of the same dtype and shape have the same bits."""
-    kind = next(kind for kind in _INTEGERS if _fits(one, kind) and _fits(other, kind))
-    return torch.equal(one.reshape(-1).view(kind), other.reshape(-1).view(kind))
+    """Return True if two tensors in host memory, of the same dtype and size, have the same bits."""
+    one, other = one.contiguous(), other.contiguous()
+    return not _memcmp(one.data_ptr(), other.data_ptr(), one.nbytes)
 
 
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8)
-
-
-def _fits(values: torch.Tensor, kind: torch.dtype) -> bool:
-    return not (values.nbytes % kind.itemsize or values.storage_offset() * values.itemsize % kind.itemsize)
+_memcmp = ctypes.CDLL(None).memcmp  # torch.equal takes twice as long, and does not distinguish 0.0 and -0.0
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
