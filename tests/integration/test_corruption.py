@@ -42,7 +42,7 @@ def test_flipped_bits_of_replicas_are_found_within_the_interval_and_leave_no_tra
 
 def test_a_shard_that_differs_from_its_copy_is_found_but_a_replaced_worker_is_no_false_alarm(start: Start) -> None:
     how: dict[str, Any] = {"script": SUPPORT / "fsdp_script.py", "workers": 3, "save_every": 8}
-    task = {"averaged": True, "batch_norm": True}
+    task = {"averaged": True, "batch_norm": True, "epochs": 3}
     failures = [{"kind": "kill", "step": 5, "targets": [1]}, flip(14, "weight=22", 2)]
     reference = start(task, out="reference", **how)
     job = completed(start(task, out="flipped", recovery="replay", witness_every=4, failures=failures, **how))

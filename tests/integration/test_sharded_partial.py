@@ -41,8 +41,10 @@ def origins(found: Sequence[Any]) -> set[str]:
 
 def test_a_lost_shard_has_the_weights_of_the_last_gather_and_the_moments_of_the_newest_snapshot(start: Start) -> None:
     points = ("boundary", "forward=0.5", "backward=0.5", "save")
-    reference = completed(start, out="reference", recovery="restart")
-    job = completed(start, *(kill(6 + 4 * number, number % 3, point=point) for number, point in enumerate(points)))
+    task = {"epochs": 3}
+    reference = completed(start, out="reference", recovery="restart", task=task)
+    kills = [kill(6 + 4 * number, number % 3, point=point) for number, point in enumerate(points)]
+    job = completed(start, *kills, task=task)
     assert restarts(job) == 0, job.stderr
     before, now = ("gathered", -1), ("gathered", 0)
     *within_steps, (after_save, _) = sources(job)

@@ -9,7 +9,7 @@ from finished_run import different, distance, events, failed_checks, losses
 from supervisor_process import SUPPORT, Start, Supervisor
 
 HOW: dict[str, Any] = {"script": SUPPORT / "tensor_parallel_script.py", "save_every": 5, "workers": 4}
-POINTS = ("forward=0.5", "backward=0.5", "optimizer", "save")  # test_sharded has more of them
+POINTS = ("forward=0.5", "backward=0.5", "optimizer", "save")  # test_sharded_live has more of them
 
 
 def completed(job: Supervisor) -> Path:

@@ -55,7 +55,7 @@ def main(task: dict[str, Any]) -> None:
     data = TensorDataset(torch.randn(96, 5, generator=draw), torch.randint(2, (96,), generator=draw))
     micro_batches = task.get("micro_batches", 1)
     for batch in run.batches(
-        data, global_batch=task.get("batch", 12), num_epochs=task.get("epochs", 3), micro_batches=micro_batches
+        data, global_batch=task.get("batch", 12), num_epochs=task.get("epochs", 2), micro_batches=micro_batches
     ):
         x, y = batch
         loss = F.cross_entropy(model(x), y)
