@@ -118,6 +118,16 @@ def test_without_a_commit_nothing_is_folded(history: Path) -> None:
     assert fold(history, least=1) == 0
 
 
+def test_after_the_loss_of_rank_0_the_newest_snapshot_says_what_is_saved(history: Path) -> None:
+    (history / "rank-0.jsonl").write_bytes(b"".join(LINES["rank-0"][:400]))  # with a commit of step 300
+    before = everything(history)
+    assert fold(history, least=1, newest=lambda: 1200) == 1
+    assert fold(history, least=1, newest=lambda: 300) == 0
+    assert fold(history, least=1000, newest=lambda: 1200) > 1
+    assert lines_left(history / "rank-1.jsonl") < 120_000
+    assert everything(history) == before
+
+
 def test_few_lines_are_left_as_they_are(history: Path) -> None:
     assert fold(history) == 0
     assert not (history / "segments").exists()

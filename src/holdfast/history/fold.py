@@ -40,31 +40,38 @@ def fold(
 ) -> int:
     """Fold the settled lines of the files of `ranks` (default: all) in the folder `history`; return how many segments.
 
-    Steps are settled that the newest snapshot covers: the last one in the history of rank 0 or, if rank 0 is not one of
-    `ranks` and may be on another node, the one that `newest` returns. Less than `least` bytes of lines are left as they
-    are. The newest steps stay lines unless the run `is_over`."""
+    Steps are settled that the newest snapshot covers: the last one in the history of rank 0 or, if that leaves nothing to
+    fold, the one that `newest` returns, because rank 0 may be on another node, or lost. Less than `least` bytes of lines
+    are left as they are. The newest steps stay lines unless the run `is_over`."""
     committed = last_commit(history) or 0
-    if ranks is not None and 0 not in ranks:
-        committed = max(committed, newest() or 0)
     files = [
         file
         for file in sorted(history.glob("rank-*.jsonl"))
         if (rank := rank_of(file.stem)) is not None and (ranks is None or rank in ranks)
     ]
-    count = 0
     try:
-        while committed and _fold_once(files, committed, least, is_over):
-            count += 1
+        count = _fold_all(files, committed, least, is_over)
+        if not count and (later := newest() or 0) > committed:
+            count = _fold_all(files, later, least, is_over)
     except OSError as error:
         raise StorageFailed(f"cannot fold the history {history}: {error.strerror or error}.") from error
     return count
 
 
+def _fold_all(files: Sequence[Path], committed: int, least: int, is_over: bool) -> int:
+    count = 0
+    while committed and _fold_once(files, committed, least, is_over):
+        count += 1
+    return count
+
+
 def _fold_once(files: Sequence[Path], committed: int, least: int, is_over: bool) -> bool:
     waiting = [part for file in files if (part := _waiting(file, 0 if is_over else KEPT)) is not None]
-    if max((len(part.data) for part in waiting), default=0) < max(1, least):
+    longest = max((len(part.data) for part in waiting), default=0)
+    if longest < max(1, least):
         return False
-    last = (int(steps[-1]) for part in waiting if (steps := _STEP.findall(part.data)))
+    growing = (part for part in waiting if len(part.data) > longest // 2)  # a lost rank must not hold up the others
+    last = (int(steps[-1]) for part in growing if (steps := _STEP.findall(part.data)))
     end = min(committed, min(last, default=0) + 1)
     end = end if end == committed and is_over else end // BLOCK * BLOCK  # so the ranks' steps begin and end together
     parts = [part._replace(data=part.data[: _cut(part.data, end)]) for part in waiting]

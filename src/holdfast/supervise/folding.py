@@ -17,7 +17,8 @@ NAME = "the folding of the history"
 class HistoryFolding:
     """The folding of the history files in the folder `history`, of which this node writes those of its ranks.
 
-    `newest` returns the step of the newest snapshot. It is called in the child process, if rank 0 is on another node."""
+    `newest` returns the step of the newest snapshot. The child process calls it if the history of rank 0
+    leaves nothing to fold."""
 
     def __init__(self, history: Path, newest: Callable[[], int | None]) -> None:
         self._history, self._newest = history, newest
