@@ -28,7 +28,7 @@ from holdfast.advice.estimate import (
     next_of,
     student,
 )
-from holdfast.advice.prices import Outlook, prices, restart_time
+from holdfast.advice.prices import Outlook, lost_part, prices, replay_time, restart_time
 from holdfast.advice.question import Question, fraction_of, in_words, seconds_of
 from holdfast.advice.run_costs import RunCosts, convergence, run_costs
 from holdfast.advice.saving import SaveCosts, SaveInterval, best_interval, daly_interval, slowdown
@@ -167,6 +167,11 @@ def test_the_expected_time_with_slow_writes_is_that_of_simulated_failures() -> N
         lambda: slowdown(0, SaveCosts(step=1.0, stall=1.0, mtbf=1.0)),
         lambda: Question(workers=0),
         lambda: Question(mtbf=1.0, mtbf_per_worker=1.0),
+        lambda: Question(mtbf=1.0, mtbf_per_node=1.0, nodes=2),
+        lambda: Question(mtbf_per_node=1.0),
+        lambda: Question(nodes=0),
+        lambda: Question(nodes=3, workers=2),
+        lambda: Question(backend="mpi"),
     ],
 )
 def test_impossible_questions_are_refused_in_one_line(call: Callable[[], object]) -> None:
@@ -260,8 +265,8 @@ def test_a_restart_that_was_never_seen_is_inferred_from_the_start_and_said_to_be
     assert again.holds(2.25)
     assert again.high > 2 * again.value
     assert any("The time of a restart" in line for line in found.unknown)
-    assert any("The time of a live recovery" in line for line in found.unknown)
-    assert any("How fast training converges" in line for line in found.unknown)
+    assert any("The time of forward and skip" in line for line in found.unknown)
+    assert any("How fast training converges" in line for line in found.reasons)
     assert found.prices["forward"].seconds.basis == BENCHMARK
 
 
@@ -293,27 +298,17 @@ def test_a_live_recovery_that_was_seen_is_what_training_stood_still_for() -> Non
     assert prices(costs, Question())["forward"].stands.basis == MEASURED
 
 
-def test_a_run_that_replayed_is_not_said_to_have_had_no_live_recovery() -> None:
-    run = calm()
-    run.strikes("kill", 2)
-    run.supervisor(detected(1, 2, "signal"))
-    run.passes("recovery", 0.75)
-    run.rank_0(Regroup(1, 1, 40, "replay", (0, 1, 3), (2,), seconds=0.75))
-    run.passes("compute", 0.5)
-    run.reports(40, Seconds(0.0, 1.25, 0.0))
-    assert not [line for line in advise(run.events).unknown if "this run had none" in line and "live" in line]
-    (at_scale,) = [line for line in advise(run.events, Question(workers=64)).unknown if "live recovery" in line]
-    assert "with this many workers" in at_scale
-
-
 def test_advice_for_live_recovery_says_what_to_choose_over_nccl() -> None:
-    question = Question(workers=64, step=5.0, mtbf=HOUR, restart=300.0, stall=1.0)
+    question = Question(workers=8, step=5.0, mtbf=HOUR, restart=300.0, stall=1.0)
     for events, over_nccl in ((calm().events, "untested"), (sharded(calm().events), "restarts after every loss")):
         advice = advise(events, question)
         assert advice.recovery != "restart"
         (line,) = [line for line in advice.unknown if "NCCL" in line]
         assert over_nccl in line
         assert f"--recovery restart --save-every {advice.outlooks['restart'].interval.best}" in line
+        known = advise(events, replace(question, backend="gloo"))
+        assert known.recovery == advice.recovery
+        assert not [line for line in known.unknown if "NCCL" in line]
     alone = advise(calm().events, replace(question, lost=Fraction(1)))
     assert alone.recovery == "restart"
     assert not [line for line in alone.unknown if "NCCL" in line]
@@ -370,6 +365,58 @@ def test_nobody_goes_on_alone_or_where_all_are_lost() -> None:
     assert list(prices(costs_of(), Question(lost=Fraction(1)))) == ["restart"]
 
 
+def test_a_failure_takes_a_whole_node_if_the_number_of_nodes_is_given() -> None:
+    assert lost_part(costs_of(), Question(workers=256)) == Fraction(1, 256)
+    assert lost_part(costs_of(), Question(workers=256, nodes=32)) == Fraction(1, 32)
+    assert lost_part(costs_of(), Question(workers=256, nodes=32, lost=Fraction(1, 16))) == Fraction(1, 16)
+
+
+def test_replay_takes_as_long_as_the_replays_of_the_run_else_as_the_given_restart_else_as_a_start() -> None:
+    question = Question(restart=180.0)
+    given = replay_time(costs_of(), question)
+    assert (given.value, given.low, given.high, given.basis) == (180.0, 180.0, 180.0, GIVEN)
+    seen = Estimate(1.5, 1.0, 2.0, MEASURED)
+    assert replay_time(costs_of(live={"replay": seen}), question) == seen
+    assert replay_time(costs_of(), Question()).basis == INFERRED
+
+
+def test_a_given_value_is_said_to_be_given_and_no_measured_one_stands_beside_it() -> None:
+    found = advise(calm().events, Question(mtbf=HOUR, restart=180.0, stall=1.0, step=3.0))
+    priced = {line.split()[1]: line for line in (*found.figures, *found.reasons) if line.startswith("Under ")}
+    assert "stops training for 3 min (given)" in priced["restart"]
+    assert "stops training for 3 min (given)" in priced["replay"]
+    assert any("A step takes 3 s (given). A save delays training by 1 s (given)" in line for line in found.figures)
+
+
+def test_a_recovery_that_the_run_had_is_not_said_to_be_assumed() -> None:
+    history = sharded(replayed().events)
+    found = advise(history, Question(mtbf=HOUR))
+    assert found.prices["replay"].stands.basis == MEASURED
+    assert not any("The time of replay" in line for line in found.unknown)
+
+
+@pytest.mark.parametrize(
+    ("lost", "effect"),
+    [(Fraction(1, 4), "under restart their number changes nothing"), (None, "")],
+)
+def test_the_effect_of_the_lost_workers_is_said_if_their_number_is_given(lost: Fraction | None, effect: str) -> None:
+    found = advise(calm().events, Question(lost=lost, backend="nccl"))
+    assert effect in found.figures[1]
+    assert ("of the workers" in found.figures[1]) == bool(effect)
+
+
+def replayed() -> FakeHistory:
+    """A run in which one worker was replaced in 0.75 s."""
+    run = calm()
+    run.strikes("kill", 2)
+    run.supervisor(detected(1, 2, "signal"))
+    run.passes("recovery", 0.75)
+    run.rank_0(Regroup(1, 1, 40, "replay", (0, 1, 2, 3), (2,), seconds=0.75))
+    run.passes("compute", 0.5)
+    run.reports(40, Seconds(0.0, 1.25, 0.0))
+    return run
+
+
 def sharded(history: Sequence[Event], *, saved: bool = True) -> list[Event]:
     """Return `history` with a sharded model, with or without its saves."""
     return [
@@ -398,7 +445,9 @@ def test_the_size_of_a_sharded_model_follows_from_its_snapshots_or_is_asked_for(
 
 
 def test_a_copy_of_every_shard_costs_bandwidth_and_partial_recovery_steps() -> None:
-    question = Question(parameters=7e9, workers=64, step=5.0, bandwidth=25e9, mtbf=HOUR, restart=300.0, stall=1.0)
+    question = Question(
+        parameters=7e9, workers=64, backend="gloo", step=5.0, bandwidth=25e9, mtbf=HOUR, restart=300.0, stall=1.0
+    )
     advice = advise(sharded(calm().events), question)
     assert advice.shards is not None
     assert advice.shards.delay == pytest.approx(4 * 7e9 / 64 / 25e9)
@@ -443,6 +492,7 @@ def test_failures_that_were_seen_are_a_rate_and_those_that_were_injected_are_not
     assert failure_rate(costs_of(failed=10, wall=36_000.0), Question()).value == pytest.approx(HOUR)
     assert failure_rate(costs_of(struck=10, wall=36_000.0), Question()).basis == PUBLISHED
     assert failure_rate(costs_of(), Question(mtbf_per_worker=4 * HOUR)).value == pytest.approx(HOUR)
+    assert failure_rate(costs_of(), Question(mtbf_per_node=4 * HOUR, nodes=8)).value == pytest.approx(HOUR / 2)
     assert failure_rate(costs_of(), Question(mtbf=7.0)) == Estimate.exact(7.0, GIVEN)
 
 

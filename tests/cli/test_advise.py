@@ -27,13 +27,32 @@ def advised(*arguments: object) -> str:
     return ran.output
 
 
-def test_the_advice_comes_first_then_assumptions_prices_and_reasons(run: Path) -> None:
+def test_the_advice_comes_first_then_its_figures_and_assumptions(run: Path) -> None:
     lines = advised(run, "--mtbf", "4h").splitlines()
     assert lines[0].startswith("advice: --recovery ")
+    assert "of the wall clock trains" in lines[1]
+    assert lines[2] == "- A failure is expected every 4 h (given)."
+    assert lines[5] == "Assumed, because neither the history nor an option says it:"
+
+
+def test_explain_adds_the_cost_under_each_recovery(run: Path) -> None:
+    short, long = (advised(run, "--mtbf", "4h", *more).splitlines() for more in ((), ("--explain",)))
+    assert long[: len(short) - 1] == short[:-1]
     for recovery in ("restart", "replay", "forward", "skip"):
-        assert any(line.split()[:1] == [recovery] for line in lines)
-    assert any("every 4 h (given)." in line for line in lines)
-    assert lines[1] == "Assumed, because this history does not show it:"
+        assert not any(line.split()[:1] == [recovery] for line in short)
+        assert any(line.split()[:1] == [recovery] for line in long)
+
+
+LARGE = ("--workers", 256, "--nodes", 32, "--mtbf-per-node", "10d", "--step", "3s", "--restart", "3m", "--stall", "1s")
+
+
+def test_a_large_job_is_answered_in_15_lines_at_most(run: Path) -> None:
+    shown = advised(run, *LARGE, "--parameters", "7B", "--storage", "5GB").splitlines()
+    assert len(shown) <= 15
+    assert shown[0].startswith("advice: --recovery restart --save-every ")
+    assert "every 7.5 h (given: 10 d for each of 32 nodes). It takes 1/32 of the workers;" in shown[2]
+    assert "is durable after 17 s (given: 84 GB at 5 GB/s)" in shown[4]
+    assert any("over NCCL (assumed for a job larger than a node)" in line for line in shown)
 
 
 def test_files_are_written_where_they_are_asked_for(run: Path, tmp_path: Path) -> None:
@@ -47,10 +66,11 @@ def test_files_are_written_where_they_are_asked_for(run: Path, tmp_path: Path) -
 
 
 def test_a_large_job_is_simulated_beside_those_that_were_published(run: Path) -> None:
-    shown = advised(run, "--workers", 16384, "--mtbf-per-worker", "5.8y", "--restart", "10m")
-    assert "The same job with 16384 workers, simulated. Assumptions:" in shown
-    assert "Assumptions:" in shown
+    asked = ("--workers", 16384, "--mtbf-per-worker", "5.8y", "--restart", "10m")
+    shown = advised(run, *asked, "--explain")
+    assert "The same job with 16384 workers, simulated:" in shown
     assert "Llama 3" in shown
+    assert "Llama 3" not in advised(run, *asked)
 
 
 def test_a_served_run_is_advised_too(tmp_path: Path) -> None:
@@ -68,6 +88,8 @@ def test_a_served_run_is_advised_too(tmp_path: Path) -> None:
         (["--workers-lost", "9/8"], "--workers-lost must be above 0 and at most 1"),
         (["--workers", "0"], "--workers must be 1 or more"),
         (["--mtbf", "1h", "--mtbf-per-worker", "1h"], "give one of them"),
+        (["--mtbf-per-node", "1d"], "--mtbf-per-node needs the number of nodes: give --nodes too"),
+        (["--backend", "mpi"], "--backend must be gloo or nccl"),
     ],
 )
 def test_what_cannot_be_asked_is_one_line(run: Path, arguments: list[str], says: str) -> None:

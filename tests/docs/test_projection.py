@@ -1,4 +1,4 @@
-"""The projection for large models in docs/sharded.md has the figures that its commands print."""
+"""The answers for large models in docs/sharded.md and docs/advice.md are those that their commands print."""
 
 import re
 from pathlib import Path
@@ -45,3 +45,11 @@ def test_every_figure_is_printed_by_its_command(run: Path, column: int) -> None:
         for figure in figures[column - 1].split(", "):
             name = re.findall(r"`(\w+)`", what)[-1] if what.startswith("share") else ""
             assert f"{name} {figure}".strip() in shown, what
+
+
+def test_the_example_with_nodes_and_storage_is_what_its_command_prints(run: Path) -> None:
+    text = (ROOT / "docs" / "advice.md").read_text().partition("### Example: 32 nodes")[2]
+    command, _, answer = text.partition("```text\n")
+    (arguments,) = re.findall(r"^holdfast (advise runs/small .*)$", command, re.MULTILINE)
+    words = [str(run) if word == "runs/small" else word for word in arguments.split()]
+    assert CliRunner().invoke(app, words, catch_exceptions=False).output == answer.partition("```")[0]

@@ -1,12 +1,14 @@
 """Advice from the events of a run: which recovery strategy to choose for failures, and how often to save."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from holdfast.advice import estimate as published
-from holdfast.advice.estimate import GIVEN, INFERRED, MEASURED, Estimate
+from holdfast.advice.assumptions import assumptions, range_of, with_range
+from holdfast.advice.estimate import GIVEN, MEASURED, Estimate
 from holdfast.advice.large_job import LargeJob, simulate_large_job
+from holdfast.advice.live_limits import why_restart
 from holdfast.advice.prices import (
     EXACT,
     PROMISES,
@@ -16,13 +18,13 @@ from holdfast.advice.prices import (
     lost_part,
     outlooks,
     prices,
-    restart_time,
     save_delay,
     saving_of,
 )
 from holdfast.advice.question import Question, bytes_in_words, in_words
-from holdfast.advice.run_costs import Convergence, RunCosts, run_costs
+from holdfast.advice.run_costs import RunCosts, run_costs
 from holdfast.advice.shard_costs import ShardCosts, shard_costs
+from holdfast.advice.shared_storage import durable_time, snapshot_bytes
 from holdfast.events import Event
 
 WORTH_LOSING_SAMPLES = 0.01  # share of the wall clock that an inexact recovery must gain
@@ -37,8 +39,9 @@ class Advice:
 
     recovery: str
     save_every: int
+    figures: tuple[str, ...]  # the share of time that trains, and what decides it: failures, their cost, and saves
+    unknown: tuple[str, ...]  # values that the history does not show, and what is assumed
     reasons: tuple[str, ...]
-    unknown: tuple[str, ...]  # facts that the history does not show
     mtbf: Estimate
     prices: Mapping[str, Price]
     outlooks: Mapping[str, Outlook]
@@ -47,7 +50,7 @@ class Advice:
     large: LargeJob | None
 
     def __str__(self) -> str:
-        return "\n".join([self.line, *self.reasons, *self.unknown])
+        return "\n".join([self.line, *self.figures, *self.unknown, *self.reasons])
 
     @property
     def line(self) -> str:
@@ -59,25 +62,32 @@ class Advice:
 
 def advise(history: Sequence[Event], question: Question | None = None) -> Advice:
     """Return advice for a job, measured from the run in `history`; `question` says how the job differs from it."""
-    question, costs = question or Question(), run_costs(history)
-    if question.step is not None:
-        costs = replace(costs, step=Estimate.exact(question.step, GIVEN))
+    question = question or Question()
+    costs = _job_costs(run_costs(history), question)
     mtbf = failure_rate(costs, question)
-    price_of = prices(costs, question)
-    outlook_of = outlooks(costs, question, mtbf.value, price_of)
-    best = choose(outlook_of)
+    outlook_of = outlooks(costs, question, mtbf.value, prices(costs, question))
+    price_of = prices(costs, question, outlook_of["restart"].interval.best)
+    best = "restart" if why_restart(costs, question) else choose(outlook_of)
+    large = simulate_large_job(costs, question, mtbf.value) if question.workers else None
     return Advice(
         recovery=best,
         save_every=outlook_of[best].interval.best,
+        figures=tuple(_figures(costs, question, mtbf, price_of[best], outlook_of[best], large)),
+        unknown=tuple(assumptions(costs, question, mtbf, price_of, best, outlook_of["restart"].interval.best)),
         reasons=tuple(_reasons(costs, question, mtbf, price_of, outlook_of, best)),
-        unknown=(*unknown(costs, question, mtbf), *_over_nccl(costs, outlook_of, best)),
         mtbf=mtbf,
         prices=price_of,
         outlooks=outlook_of,
         costs=costs,
         shards=shard_costs(costs, question),
-        large=simulate_large_job(costs, question, mtbf.value) if question.workers else None,
+        large=large,
     )
+
+
+def _job_costs(costs: RunCosts, question: Question) -> RunCosts:
+    """Return the costs of the run with the values in `question` in place of those that they replace."""
+    step = costs.step if question.step is None else Estimate.exact(question.step, GIVEN)
+    return replace(costs, step=step, durable=durable_time(costs, question))
 
 
 def failure_rate(costs: RunCosts, question: Question) -> Estimate:
@@ -87,6 +97,8 @@ def failure_rate(costs: RunCosts, question: Question) -> Estimate:
         return Estimate.exact(question.mtbf, GIVEN)
     if question.mtbf_per_worker is not None:
         return Estimate.exact(question.mtbf_per_worker / workers, GIVEN)
+    if question.mtbf_per_node is not None and question.nodes is not None:
+        return Estimate.exact(question.mtbf_per_node / question.nodes, GIVEN)
     if costs.failed >= ENOUGH and question.workers is None:
         around = 1.645 / costs.failed**0.5
         mean = costs.wall / costs.failed
@@ -116,6 +128,60 @@ def _best(outlook_of: Mapping[str, Outlook], names: Sequence[str]) -> str | None
     return best
 
 
+def _figures(
+    costs: RunCosts, question: Question, mtbf: Estimate, price: Price, outlook: Outlook, large: LargeJob | None
+) -> list[str]:
+    share, cases = f"{outlook.effective:.1%}", ""
+    if large:
+        simulated = large.shares[price.recovery]
+        share = f"{simulated.value:.1%}"
+        cases = f" ({simulated.low:.1%} to {simulated.high:.1%} in nine of ten simulations)"
+    return [
+        f"{share} of the wall clock trains{cases}, because:",
+        _failures(costs, question, mtbf, price.recovery),
+        _priced(price, outlook.interval.best),
+        _saved(costs, question),
+    ]
+
+
+# The effect of the number of workers that one failure kills.
+EFFECTS = {
+    "restart": "under restart their number changes nothing, because all workers restart",
+    "replay": "replay needs as many ready spares on other nodes",
+    "partial": "partial needs as many ready spares on other nodes",
+    "forward": "forward leaves their samples out of one step",
+    "skip": "under skip their number changes nothing, because the whole step is dropped",
+}
+
+
+def _failures(costs: RunCosts, question: Question, mtbf: Estimate, recovery: str) -> str:
+    basis = mtbf.basis
+    if question.mtbf_per_node is not None:
+        basis += f": {in_words(question.mtbf_per_node)} for each of {question.nodes} nodes"
+    if question.mtbf_per_worker is not None:
+        basis += f": {in_words(question.mtbf_per_worker)} for each of {question.workers or costs.workers} workers"
+    effect = ""
+    if question.lost or question.nodes:
+        effect = f" It takes {lost_part(costs, question)} of the workers; {EFFECTS[recovery]}."
+    return f"A failure is expected every {in_words(mtbf.value)}{range_of(mtbf, in_words, basis)}.{effect}"
+
+
+def _saved(costs: RunCosts, question: Question) -> str:
+    delay = save_delay(costs, question)
+    measured = costs.stalls if question.stall is None else {}
+    waits = ", ".join(f"{in_words(wait.value)} under {writer}" for writer, wait in measured.items())
+    text = (
+        f"A step takes {with_range(costs.step, costs.step.basis)}. A save delays training by "
+        f"{with_range(delay, delay.basis)}{waits and f', of which training waits {waits},'}"
+    )
+    if costs.durable is None:
+        return f"{text}."
+    basis = costs.durable.basis
+    if question.storage is not None:
+        basis += f": {bytes_in_words(snapshot_bytes(costs, question))} at {bytes_in_words(question.storage)}/s"
+    return f"{text} and is durable after {with_range(costs.durable, basis)}."
+
+
 def _reasons(
     costs: RunCosts,
     question: Question,
@@ -125,26 +191,28 @@ def _reasons(
     best: str,
 ) -> list[str]:
     outlook, interval = outlook_of[best], outlook_of[best].interval
-    measured = costs.stalls if question.stall is None else {}
-    waits = ", ".join(f"{in_words(wait.value)} under {writer}" for writer, wait in measured.items())
+    larger = is_larger(costs, question)
+    now = f" With the present interval of {costs.save_every} steps it is {outlook.as_it_is:.2%}."
+    longest = ", as long as the run" if question.workers is None and interval.best == costs.length else ""
     return [
-        f"A failure is expected every {in_words(mtbf.value)}{_range(mtbf, in_words, mtbf.basis)}.",
-        f"A step takes {_with_range(costs.step)}. A save delays training by {_with_range(save_delay(costs, question))}"
-        f"{waits and f', of which training waits {waits}'}.",
-        *([_converges(costs.losses)] if costs.losses else []),
-        *(_priced(price) for price in price_of.values()),
+        *([] if larger else [_converges(costs)]),
+        *(_priced(price, outlook_of["restart"].interval.best) for name, price in price_of.items() if name != best),
         *_sharded(costs, question),
-        _why(outlook_of, best),
-        f"Save every {interval.best} steps ({in_words(interval.best * costs.step.value)} of training): then "
-        f"{outlook.effective:.2%} of the wall clock trains. With the present interval of {costs.save_every} steps it is "
-        f"{outlook.as_it_is:.2%}. Every {interval.low} to {interval.high} steps costs at most 1 % more than the best.",
+        _why(outlook_of, best, why_restart(costs, question)),
+        f"Save every {interval.best} steps ({in_words(interval.best * costs.step.value)} of training{longest}): then "
+        f"{outlook.effective:.2%} of the wall clock trains.{'' if larger else now} "
+        f"Every {interval.low} to {interval.high} steps costs at most 1 % more than the best.",
         f"For a failure that returns to a save every {in_words(saving_of(costs, question, mtbf.value, best).mtbf)}, Young's "
         f"formula gives {interval.young} steps, Daly's {interval.daly}. The advice minimises the expected run time, "
         "including the restart and the time until a save is durable.",
     ]
 
 
-def _converges(losses: Convergence) -> str:
+def _converges(costs: RunCosts) -> str:
+    losses = costs.losses
+    if losses is None:
+        why = "the losses do not fall evenly enough" if costs.noted else "the script logs none (run.log(loss=...))"
+        return f"How fast training converges is unknown: {why}."
     return (
         f"The losses approach {losses.limit:.3g}: the distance to the optimum shrinks by a factor of {losses.rate.value:.6g} "
         f"a step ({losses.rate.low:.6g} to {losses.rate.high:.6g}), {losses.left.value:.2g} is left, and one more step gains "
@@ -152,19 +220,21 @@ def _converges(losses: Convergence) -> str:
     )
 
 
-def _priced(price: Price) -> str:
+def _priced(price: Price, every: int) -> str:
+    """Return a sentence on the cost of a failure; under restart, the job saves every `every` steps."""
+    pause = f"Under {price.recovery} a failure stops training for {with_range(price.stands, price.stands.basis)}"
     iterations = price.iterations
-    if iterations.high == 0:
-        work = "no step is repeated"
+    if price.recovery == "restart":
+        work = (
+            f", and the {iterations.value:.3g} steps{range_of(iterations, '{:.3g}'.format)} since the last save are "
+            f"repeated, with a save every {every} steps: {in_words(price.seconds.value)} together"
+        )
+    elif iterations.high == 0:
+        work = " and no step is repeated"
     else:
         noun = "iteration" if f"{iterations.value:.3g}" == "1" else "iterations"
-        work = f"{iterations.value:.3g} {noun}{_range(iterations, '{:.3g}'.format)}"
-    if price.recovery == "restart":
-        work += " since the last save, with the present save interval"
-    return (
-        f"Under {price.recovery} a failure costs {in_words(price.seconds.value)}"
-        f"{_range(price.seconds, in_words, price.seconds.basis)} and {work}; {PROMISES[price.recovery]}."
-    )
+        work = f" and costs {iterations.value:.3g} {noun}{range_of(iterations, '{:.3g}'.format)}"
+    return f"{pause}{work}; {PROMISES[price.recovery]}."
 
 
 def _sharded(costs: RunCosts, question: Question) -> list[str]:
@@ -178,9 +248,11 @@ def _sharded(costs: RunCosts, question: Question) -> list[str]:
     return []
 
 
-def _why(outlook_of: Mapping[str, Outlook], best: str) -> str:
+def _why(outlook_of: Mapping[str, Outlook], best: str, limit: str | None) -> str:
     shares = ", ".join(f"{name} {outlook.effective:.2%}" for name, outlook in outlook_of.items())
     text = f"Share of the wall clock that trains, each at its best save interval: {shares}."
+    if limit:
+        return f"{text} Only restart is advised: {limit}"
     if outlook_of[best].effective < HOPELESS:
         return f"{text} Failures are so frequent that most of the time is lost under every recovery."
     if len(outlook_of) == 1:
@@ -191,61 +263,3 @@ def _why(outlook_of: Mapping[str, Outlook], best: str) -> str:
         return f"{text} {best} gains enough, and it is exact."
     gain = outlook_of[best].effective - max(o.effective for name, o in outlook_of.items() if name in EXACT)
     return f"{text} {best} gains {gain:.1%} over the best exact recovery; choose that one if no sample may be lost."
-
-
-def unknown(costs: RunCosts, question: Question, mtbf: Estimate) -> list[str]:
-    """Return a sentence for each cost that the history does not show, with the value that is assumed instead."""
-    lines = []
-    if costs.restart is None and question.restart is None:
-        restart = restart_time(costs, question)
-        lines.append(
-            f"The time of a restart: this run had none, so {_with_range(restart)} is "
-            f"inferred from the time this run took to start and {published.SOURCES['notice']}."
-        )
-    if is_larger(costs, question):
-        lines.append(f"The time of a live recovery with this many workers: it is {published.SOURCES['at_scale']}.")
-    elif not costs.live:
-        lines.append(f"The time of a live recovery: this run had none, so it is {published.SOURCES['regroup']}.")
-    if mtbf.basis not in (GIVEN, MEASURED):
-        injected = " (injected failures do not count)" if costs.struck else ""
-        lines.append(
-            f"The failure rate{injected}: it is taken from {published.SOURCES['mtbf']}, with one GPU per worker. "
-            "Give --mtbf if you know it."
-        )
-    shards = shard_costs(costs, question)
-    if shards and shards.basis == INFERRED:
-        lines.append(
-            f"The number of parameters: {shards.parameters:.3g}, the size of a snapshot over 12 bytes, as with AdamW in float32. "
-            "Give --parameters if the optimizer is another."
-        )
-    if shards and question.bandwidth is None and not shards.in_step:
-        lines.append(
-            f"The bandwidth from a rank to the next, on which the cost of replay for a sharded model depends: "
-            f"{bytes_in_words(shards.bandwidth)}/s is assumed. Give --bandwidth if you know it."
-        )
-    if costs.losses is None:
-        why = "the losses do not fall evenly enough" if costs.noted else "the script logs none (run.log(loss=...))"
-        lines.append(f"How fast training converges: {why}.")
-    return lines
-
-
-def _over_nccl(costs: RunCosts, outlook_of: Mapping[str, Outlook], best: str) -> list[str]:
-    """Return what to choose instead of live recovery if workers communicate over NCCL, which no history records."""
-    if best == "restart":
-        return []
-    loss = "a sharded model restarts after every loss" if costs.sharded else "live recovery is untested"
-    every = outlook_of["restart"].interval.best
-    return [
-        f"The backend: {best} is advised for gloo. Over NCCL on several GPUs {loss}; choose --recovery restart --save-every "
-        f"{every} there."
-    ]
-
-
-def _with_range(estimate: Estimate) -> str:
-    return f"{in_words(estimate.value)}{_range(estimate, in_words)}"
-
-
-def _range(estimate: Estimate, words: Callable[[float], str], basis: str = "") -> str:
-    low, high = words(estimate.low), words(estimate.high)
-    known = "; ".join(filter(None, ("" if low == high else f"{low} to {high}", basis)))
-    return f" ({known})" if known else ""

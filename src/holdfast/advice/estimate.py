@@ -118,10 +118,7 @@ FALLS_BACK = Estimate(8 / 322, 4 / 322, 14 / 322, BENCHMARK)
 # The delay of a save, if a history has none: 0.003 s on a GPU to 1 s with torch.save (benchmarks/checkpoint).
 STALL = Estimate(0.04, 0.003, 1.0, BENCHMARK)
 SOURCES = {
-    "mtbf": "Kokolis et al. 2024 (arXiv 2410.21680): 1.8 h at 16,384 GPUs, 7.9 h measured at 1,024; Llama 3 (arXiv "
-    "2407.21783): 419 unexpected interruptions in 54 days on 16,384 GPUs",
-    "notice": "benchmarks/restart: a failed worker is seen within 20 ms, new ones have started after 0.13 to 0.5 s",
-    "at_scale": "assumed to grow with the number of workers, to the 3 minutes that FT-HSDP (arXiv 2602.00277) reports for "
-    "O(100K) GPUs",
-    "regroup": "taken from benchmarks/live-recovery: 0.04 to 0.3 s on CPUs, 0.03 to 0.33 s on a GPU, from the kill to the next step",
+    "mtbf": "published for jobs of 1,024 to 16,384 GPUs (arXiv 2410.21680, 2407.21783)",
+    "notice": "0.1 s to notice a failure (benchmarks/restart)",
+    "regroup": "0.02 to 0.7 s to form a new group (benchmarks/live-recovery)",
 }

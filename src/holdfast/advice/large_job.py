@@ -12,7 +12,7 @@ import numpy as np
 
 from holdfast.advice import estimate as published
 from holdfast.advice.estimate import FALLS_BACK, GIVEN, INFERRED, NORMAL, PUBLISHED, Estimate
-from holdfast.advice.prices import Price, is_larger, lost_part, prices, restart_time, save_delay, saving_of
+from holdfast.advice.prices import Price, lost_part, prices, restart_time, save_delay, saving_of
 from holdfast.advice.question import DAY, Question, in_words
 from holdfast.advice.run_costs import RunCosts
 from holdfast.advice.saving import SaveCosts, best_interval
@@ -131,24 +131,12 @@ def job_of(costs: RunCosts, question: Question, mtbf: float, price: Price, every
 
 
 def _assumed(costs: RunCosts, question: Question, mtbf: float) -> list[str]:
-    workers = question.workers or costs.workers
-    restart, save = restart_time(costs, question), save_delay(costs, question)
-    lines = [
-        f"{workers} workers train a step in {in_words(costs.step.value)}"
-        f"{f', as {costs.workers} do in this run' if question.step is None else ''}.",
+    return [
         f"Failures are independent, come every {in_words(mtbf)} on average, and each takes "
         f"{lost_part(costs, question)} of the workers.",
-        f"A restart takes {in_words(restart.value)} ({restart.basis}), without the steps that are then repeated, and a save "
-        f"delays training by {in_words(save.value)} ({save.basis}), as in this run: give --restart and --stall if you know them.",
         f"{FALLS_BACK.value:.1%} of the live recoveries end in a restart ({FALLS_BACK.basis}).",
         f"{in_words(question.length)} of wall clock, {REPLICATIONS} replications; nine of ten lie in the interval.",
     ]
-    if is_larger(costs, question):
-        lines.append(
-            "Forming a new group and restarting take longer in proportion to the number of workers, up to the 3 and 10 minutes "
-            "that FT-HSDP (arXiv 2602.00277) reports for O(100K) GPUs."
-        )
-    return lines
 
 
 MINUTE = 60.0

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from holdfast.advice.estimate import BENCHMARK, FALLS_BACK, GIVEN, INFERRED, NOTICE, PUBLISHED, REGROUP, STALL, Estimate
@@ -10,6 +10,7 @@ from holdfast.advice.question import Question
 from holdfast.advice.run_costs import RunCosts
 from holdfast.advice.saving import SaveCosts, SaveInterval, best_interval, slowdown
 from holdfast.advice.shard_costs import lag_of, shard_costs
+from holdfast.advice.shared_storage import reading_time
 
 RECOVERIES = ("restart", "replay", "forward", "skip")
 EXACT = ("restart", "replay")
@@ -67,30 +68,33 @@ def prices(costs: RunCosts, question: Question, every: int | None = None) -> dic
     return price_of
 
 
-def _replacement_time(costs: RunCosts, question: Question) -> Estimate:
-    if question.restart is not None:
-        return Estimate.exact(question.restart, GIVEN)
+def _replacement_time(costs: RunCosts) -> Estimate:
     start = costs.start or UNKNOWN_START
-    basis = INFERRED if start.is_seen else BENCHMARK
     # It reads no snapshot, and does not compete with other workers that start.
-    return NOTICE + Estimate(SOONER * start.value, start.low / costs.workers, start.high, basis)
+    alone = Estimate(SOONER * start.value, start.low / costs.workers, start.high, start.basis)
+    return _started(costs, NOTICE + alone)
+
+
+def _started(costs: RunCosts, time: Estimate) -> Estimate:
+    """Return `time`, which consists mostly of the time to start, with the basis of that time."""
+    return replace(time, basis=INFERRED if costs.start else BENCHMARK)
 
 
 def lost_part(costs: RunCosts, question: Question) -> Fraction:
-    """Return the fraction of workers that one failure kills: `question.lost` if it is set, otherwise 1 / workers."""
-    return question.lost or Fraction(1, question.workers or costs.workers)
+    """Return the fraction of workers that one failure kills: `question.lost` if it is set, else a node or a worker."""
+    return question.lost or Fraction(1, question.nodes or question.workers or costs.workers)
 
 
 def restart_time(costs: RunCosts, question: Question) -> Estimate:
     """Estimate the seconds from a failure to the next step if all workers restart."""
     if question.restart is not None:
         return Estimate.exact(question.restart, GIVEN)
-    if costs.restart is not None:
-        return _at_scale(costs.restart, RESTART_AT_SCALE, costs, question)
-    if costs.start is None:
-        return _at_scale(NOTICE + UNKNOWN_START, RESTART_AT_SCALE, costs, question)
-    read = costs.durable.value if costs.durable else 0.0  # reading a snapshot takes about as long as writing it
-    restart = NOTICE + costs.start + Estimate(read, 0.0, 2 * read, INFERRED)
+    read = reading_time(costs, question)
+    restart = costs.restart
+    if restart is None:
+        restart = _started(costs, NOTICE + (costs.start or UNKNOWN_START) + read)
+    elif question.storage is not None:  # it contains only the reading of the run's own snapshot
+        restart = replace(restart + read, basis=INFERRED)
     return _at_scale(restart, RESTART_AT_SCALE, costs, question)
 
 
@@ -107,10 +111,15 @@ def live_recovery_time(costs: RunCosts, question: Question) -> Estimate:
 
 
 def replay_time(costs: RunCosts, question: Question) -> Estimate:
-    """Estimate how many seconds training pauses until a new worker has replaced the lost one."""
+    """Estimate how many seconds training pauses until a new worker has replaced the lost one.
+
+    The replays of the run decide, else the given time of a restart, else the time that the run took to start."""
     if (seen := costs.live.get("replay") or costs.live.get("partial")) is not None:
         return _at_scale(seen, LIVE_AT_SCALE, costs, question)
-    live, new = live_recovery_time(costs, question), _replacement_time(costs, question)
+    live = live_recovery_time(costs, question)
+    if question.restart is not None:
+        return max(live, Estimate.exact(question.restart, GIVEN), key=lambda time: time.value)
+    new = _replacement_time(costs)
     if is_larger(costs, question):
         return live + new
     return Estimate(max(live.value, new.value), max(live.low, new.low), max(live.high, new.high), new.basis)
@@ -132,6 +141,8 @@ def _at_scale(time: Estimate, published: Estimate, costs: RunCosts, question: Qu
 def save_delay(costs: RunCosts, question: Question) -> Estimate:
     if question.stall is not None:
         return Estimate.exact(question.stall, GIVEN)
+    if question.storage is not None and costs.durable is not None and costs.writer == "blocking":
+        return costs.durable
     return costs.stall or STALL
 
 

@@ -9,6 +9,7 @@ from holdfast.errors import BadInput
 DAY = 86400.0
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY, "y": 365.25 * DAY}
 SIZES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
+BACKENDS = ("gloo", "nccl")
 _PART = r"(\d+(?:\.\d+)?)(ms|[smhdy])"
 
 
@@ -67,18 +68,30 @@ class Question:
 
     mtbf: float | None = None  # mean time between failures of the job
     mtbf_per_worker: float | None = None
+    mtbf_per_node: float | None = None
+    nodes: int | None = None  # of the job; a failure then takes a whole node, unless `lost` is set
     lost: Fraction | None = None  # fraction of the workers that one failure kills
     workers: int | None = None
+    backend: str | None = None  # of the collectives: one of BACKENDS
     restart: float | None = None  # duration of a restart
     stall: float | None = None  # delay of training by one save
     step: float | None = None  # duration of a step
-    parameters: float | None = None  # of a sharded model
+    parameters: float | None = None
     bandwidth: float | None = None  # bytes in a second from a rank to the next
+    storage: float | None = None  # bytes in a second that the shared storage reads or writes, for all ranks together
     length: float = 54 * DAY  # duration of the job
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
             raise BadInput(f"--workers must be 1 or more (got {self.workers}).")
-        if self.mtbf is not None and self.mtbf_per_worker is not None:
-            raise BadInput("--mtbf is for the whole job and --mtbf-per-worker for one worker: give one of them.")
+        if sum(mtbf is not None for mtbf in (self.mtbf, self.mtbf_per_worker, self.mtbf_per_node)) > 1:
+            raise BadInput(
+                "--mtbf is for the whole job, --mtbf-per-node for a node and --mtbf-per-worker for a worker: give one of them."
+            )
+        if self.mtbf_per_node is not None and self.nodes is None:
+            raise BadInput("--mtbf-per-node needs the number of nodes: give --nodes too.")
+        if self.nodes is not None and not 1 <= self.nodes <= (self.workers or self.nodes):
+            raise BadInput(f"--nodes must be 1 or more, and at most the number of workers (got {self.nodes}).")
+        if self.backend not in (None, *BACKENDS):
+            raise BadInput(f"--backend must be {' or '.join(BACKENDS)} (got {self.backend!r}).")

@@ -27,6 +27,7 @@ from holdfast.events import Commit, Event, Launch, Plan, Recover, Regroup, Resta
 FEW = 3  # steps; with fewer, the time of a step is not estimated
 FEWEST = 30  # losses
 DRAWS = 1000
+BYTES_PER_PARAMETER = 12  # in a snapshot: the weight and two moments of AdamW in float32
 PARTS = 10  # of each third; their means show how much the mean of the third varies
 
 
@@ -48,7 +49,7 @@ class RunCosts:
     batch: int
     writer: str
     sharded: bool  # each worker holds a part of the model
-    parameters: float | None  # of a sharded model, if its snapshots have weights and two moments in float32
+    state_bytes: float | None  # the size of the newest snapshot
     save_every: int
     trained: int
     length: int | None  # the planned number of steps; None if the script draws its own samples
@@ -66,6 +67,11 @@ class RunCosts:
     failed: int  # failures that were not injected
     losses: Convergence | None
     noted: int  # steps with a loss
+
+    @property
+    def parameters(self) -> float | None:
+        """The parameters of a sharded model, if its snapshots have weights and two moments in float32."""
+        return self.state_bytes / BYTES_PER_PARAMETER if self.sharded and self.state_bytes else None
 
 
 def run_costs(history: Sequence[Event]) -> RunCosts:
@@ -90,7 +96,9 @@ def run_costs(history: Sequence[Event]) -> RunCosts:
         batch=plan.batch if plan else 0,
         writer=plan.writer if plan else "overlapped",
         sharded=plan is not None and plan.sharded,
-        parameters=_parameters(history) if plan and plan.sharded else None,
+        state_bytes=next(
+            (float(event.what.bytes) for event in reversed(history) if isinstance(event.what, Commit)), None
+        ),
         save_every=plan.save_every if plan else 50,
         trained=cost.trained,
         length=_planned_steps(plan) if plan else None,
@@ -109,12 +117,6 @@ def run_costs(history: Sequence[Event]) -> RunCosts:
         losses=convergence(noted),
         noted=len(noted),
     )
-
-
-def _parameters(history: Iterable[Event]) -> float | None:
-    """Return the size of the newest snapshot over 12 bytes, or None if there is none: AdamW in float32 is assumed."""
-    sizes = [event.what.bytes for event in history if isinstance(event.what, Commit)]
-    return sizes[-1] / 12 if sizes else None
 
 
 def _planned_steps(plan: Plan) -> int | None:

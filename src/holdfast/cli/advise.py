@@ -38,29 +38,61 @@ def advise(
             help="Mean time between failures of the whole job, for example 4h, 30m or 2d.  [default: as observed in RUN, or as published]"
         ),
     ] = "",
+    mtbf_per_worker: Annotated[
+        str, typer.Option(help="Mean time between failures of one worker, for example 5y.")
+    ] = "",
+    mtbf_per_node: Annotated[
+        str, typer.Option(help="Mean time between failures of one node, for example 10d; needs --nodes.")
+    ] = "",
+    nodes: Annotated[
+        int | None, typer.Option(help="Nodes of the job; a failure then takes all workers of one node.")
+    ] = None,
     workers_lost: Annotated[
         str,
         typer.Option(
-            help="Share of the workers, or of the blocks, lost in a failure, for example 1/8.  [default: one]"
+            help="Share of the workers, or of the blocks, lost in a failure, for example 1/8. Restart and skip cost the same for every share.  "
+            "[default: a node if --nodes is given, else one worker]"
         ),
     ] = "",
     workers: Annotated[
         int | None, typer.Option(help="Advise for a job of this many workers, simulated from the costs of RUN.")
     ] = None,
-    mtbf_per_worker: Annotated[
-        str, typer.Option(help="Mean time between failures of one worker, for example 5y.")
+    backend: Annotated[
+        str,
+        typer.Option(
+            help="Backend of the job's collectives: gloo or nccl.  [default: nccl for a simulated job larger than a node]"
+        ),
     ] = "",
-    restart: Annotated[str, typer.Option(help="Time of a restart, for example 10m.  [default: as in RUN]")] = "",
-    stall: Annotated[str, typer.Option(help="Time by which a save delays training, for example 30s.")] = "",
-    step: Annotated[str, typer.Option(help="Time of a step, for example 6s.")] = "",
+    restart: Annotated[
+        str,
+        typer.Option(
+            help="Time from a failure to the next step if all workers restart, for example 10m.  [default: as in RUN]"
+        ),
+    ] = "",
+    stall: Annotated[
+        str, typer.Option(help="Time by which a save delays training, for example 30s.  [default: as in RUN]")
+    ] = "",
+    step: Annotated[str, typer.Option(help="Time of a step, for example 6s.  [default: as in RUN]")] = "",
+    storage: Annotated[
+        str,
+        typer.Option(
+            help="Bytes in a second that the shared storage reads or writes, for all workers together, for example 5GB."
+        ),
+    ] = "",
     parameters: Annotated[
-        str, typer.Option(help="Parameters of a sharded model, for example 7B.  [default: from the size of a snapshot]")
+        str,
+        typer.Option(
+            help="Parameters of the model, trained with AdamW in float32, for example 7B.  [default: from the size of a snapshot]"
+        ),
     ] = "",
     bandwidth: Annotated[
         str, typer.Option(help="Bytes in a second from a rank to the next, for example 25GB.  [default: 1.25GB]")
     ] = "",
     length: Annotated[str, typer.Option("--for", help="Length of the simulated job.")] = "54d",
     out: Annotated[Path | None, typer.Option(help="Folder for advice.json, advice.png and advice.pdf.")] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print also the cost under each recovery, and the reasons.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print every number as JSON.")] = False,
 ) -> None:
     """Recommend a recovery strategy and a save interval, and estimate the cost of a failure. Example: holdfast advise runs/train --mtbf 4h"""
@@ -73,13 +105,17 @@ def advise(
     question = Question(
         mtbf=seconds_of(mtbf, "--mtbf") if mtbf else None,
         mtbf_per_worker=seconds_of(mtbf_per_worker, "--mtbf-per-worker") if mtbf_per_worker else None,
+        mtbf_per_node=seconds_of(mtbf_per_node, "--mtbf-per-node") if mtbf_per_node else None,
+        nodes=nodes,
         lost=fraction_of(workers_lost, "--workers-lost") if workers_lost else None,
         workers=workers,
+        backend=backend or None,
         restart=seconds_of(restart, "--restart") if restart else None,
         stall=seconds_of(stall, "--stall") if stall else None,
         step=seconds_of(step, "--step") if step else None,
         parameters=size_of(parameters, "--parameters") if parameters else None,
         bandwidth=size_of(bandwidth, "--bandwidth") if bandwidth else None,
+        storage=size_of(storage, "--storage") if storage else None,
         length=seconds_of(length, "--for"),
     )
     with open_history(path) as history:
@@ -88,6 +124,10 @@ def advise(
         say(json.dumps(advice.to_json(), indent=1))
     else:
         _print(advice)
+        if explain:
+            _explain(advice)
+        else:
+            say("Add --explain for the cost under each recovery, and the reasons.")
     if out:
         _write(advice, question, out)
         say(f"advice: {out / 'advice.json'}, advice.png, advice.pdf")
@@ -104,15 +144,27 @@ def advice_on(history: "Sequence[Event]", question: "Question | None" = None) ->
 
 
 def _print(advice: "AnyAdvice") -> None:
+    """Print the advice, the figures that decide it, and the assumptions."""
+    say(advice.line)
+    say(advice.figures[0])
+    for line in advice.figures[1:]:
+        say(f"- {line}")
+    if advice.unknown:
+        say("Assumed, because neither the history nor an option says it:")
+        for line in advice.unknown:
+            say(f"- {line}")
+
+
+def _explain(advice: "AnyAdvice") -> None:
     from holdfast.advice.advice import Advice
     from holdfast.advice.question import in_words
 
-    say(advice.line)
-    if advice.unknown:
-        say("Assumed, because this history does not show it:")
-        for line in advice.unknown:
-            say(f"- {line}")
-    now = f"every {advice.costs.save_every}" if isinstance(advice, Advice) else f"--interval {advice.costs.interval}"
+    now = (
+        f"every {advice.outlooks['restart'].interval.best}"
+        if isinstance(advice, Advice)
+        else f"--interval {advice.costs.interval}"
+    )
+    say("")
     table = Table(f"a failure costs, saving {now}", "seconds", "9 of 10 cases", "iterations", "9 of 10 cases", box=None)
     for name, price in advice.prices.items():
         seconds, iterations = price.seconds, price.iterations
@@ -133,7 +185,7 @@ def _print(advice: "AnyAdvice") -> None:
 def _print_large(large: "LargeJob") -> None:
     from holdfast.advice.large_job import simulate_published_jobs
 
-    say(f"\nThe same job with {large.workers} workers, simulated. Assumptions:")
+    say(f"\nThe same job with {large.workers} workers, simulated:")
     for line in large.assumed:
         say(f"- {line}")
     table = Table("recovery", "share of time that trains", "9 of 10 cases", "save every", box=None)

@@ -50,8 +50,8 @@ def demo(
     say("\nWhich recovery should I choose? Advice from the `restart` run, for one failure every four hours:")
     advice = advice_on(read_history(parts.folders(out)["restart"]).events, Question(mtbf=4 * 3600))
     say(advice.line)
-    for reason in advice.reasons:
-        say(f"- {reason}")
+    for line in advice.figures[1:]:
+        say(f"- {line}")
     last = shown[-1].folder
     say(f"\nruns: {out}; look again with `holdfast audit {last}`, `holdfast cost {last}`, `holdfast advise {last}`")
     if missing("lab"):

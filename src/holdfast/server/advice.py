@@ -149,28 +149,30 @@ class ServedAdvice:
 
     recovery: str
     interval: int
-    reasons: tuple[str, ...]
+    figures: tuple[str, ...]  # what decides the advice: failures, their cost, and saves
     unknown: tuple[str, ...]
+    reasons: tuple[str, ...]
     mtbf: Estimate
     prices: Mapping[str, ServedPrice]
     costs: ServedCosts
 
     def __str__(self) -> str:
-        return "\n".join([self.line, *self.reasons, *self.unknown])
+        return "\n".join([self.line, *self.figures, *self.unknown, *self.reasons])
 
     @property
     def line(self) -> str:
         return f"advice: --restore {self.recovery} --interval {self.interval}"
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"reasons": list(self.reasons), "unknown": list(self.unknown)}
+        return asdict(self)
 
 
 def advise_served(history: Sequence[Event], question: Question | None = None) -> ServedAdvice:
     """Recommend options for a run whose events are `history`; `question` has the user's assumptions about failures."""
     question, costs = question or Question(), served_costs(history)
-    if question.workers is not None:
-        raise BadInput("--workers applies to runs of `holdfast run`, not to a parameter server: leave it out.")
+    for option, value in (("--workers", question.workers), ("--nodes", question.nodes)):
+        if value is not None:
+            raise BadInput(f"{option} applies to runs of `holdfast run`, not to a parameter server: leave it out.")
     lost = question.lost or Fraction(1, costs.nodes)
     mtbf = estimate.mtbf(costs.nodes)
     if question.mtbf is not None:
@@ -182,11 +184,37 @@ def advise_served(history: Sequence[Event], question: Question | None = None) ->
     return ServedAdvice(
         recovery=best,
         interval=prices[best].interval.best,
-        reasons=tuple(_reasons(costs, lost, mtbf, prices, best)),
+        figures=tuple(_figures(costs, lost, mtbf, prices, best)),
         unknown=tuple(_unknown(costs, mtbf)),
+        reasons=tuple(_reasons(costs, lost, mtbf, prices, best)),
         mtbf=mtbf,
         prices=prices,
         costs=costs,
+    )
+
+
+def _figures(
+    costs: ServedCosts, lost: Fraction, mtbf: Estimate, prices: Mapping[str, ServedPrice], best: str
+) -> list[str]:
+    rate = "" if costs.rate is None else f"; it converges by a factor of {costs.rate:.4g} per iteration"
+    return [
+        "Only lost blocks should be restored, because the others keep what they have learned since the save:"
+        if best == "partial"
+        else "All blocks are lost at once, so --restore partial could keep nothing:",
+        f"A failure is expected every {in_words(mtbf.value)} ({mtbf.basis}), and takes {lost} of the blocks.",
+        _priced(costs, prices[best]),
+        f"An iteration takes {in_words(costs.step.value)}; saving the whole state once delays "
+        f"training by {in_words(costs.stall.value)}{rate}.",
+    ]
+
+
+def _priced(costs: ServedCosts, price: ServedPrice) -> str:
+    counted = price.iterations
+    noun = "iteration" if f"{counted.value:.3g}" == "1" else "iterations"
+    return (
+        f"With --restore {price.recovery} and the present --interval {costs.interval} a failure costs {counted.value:.3g} {noun} "
+        f"({counted.low:.3g} to {counted.high:.3g}) and "
+        f"{in_words(price.seconds.value)} ({in_words(price.seconds.low)} to {in_words(price.seconds.high)})."
     )
 
 
@@ -194,32 +222,13 @@ def _reasons(
     costs: ServedCosts, lost: Fraction, mtbf: Estimate, prices: Mapping[str, ServedPrice], best: str
 ) -> list[str]:
     interval, part = prices[best].interval, float(lost) if best == "partial" else 1.0
-    rate = "" if costs.rate is None else f"; it converges by a factor of {costs.rate:.4g} per iteration"
-    lines = [
-        f"A failure is expected every {in_words(mtbf.value)} ({mtbf.basis}), and takes {lost} of the blocks.",
-        f"An iteration takes {in_words(costs.step.value)}; saving the whole state once delays "
-        f"training by {in_words(costs.stall.value)}{rate}.",
-    ]
-    for name, price in prices.items():
-        counted = price.iterations
-        noun = "iteration" if f"{counted.value:.3g}" == "1" else "iterations"
-        lines.append(
-            f"With --restore {name} and the present --interval {costs.interval} a failure costs {counted.value:.3g} {noun} "
-            f"({counted.low:.3g} to {counted.high:.3g}) and "
-            f"{in_words(price.seconds.value)} ({in_words(price.seconds.low)} to {in_words(price.seconds.high)})."
-        )
-    lines.append(
-        "So only lost blocks should be restored: the others keep what they have learned since the save."
-        if best == "partial"
-        else "All blocks are lost at once, so --restore partial could keep nothing."
-    )
-    lines.append(
+    return [
+        *(_priced(costs, price) for name, price in prices.items() if name != best),
         f"Save as much as the whole state every {interval.best} of the run's {costs.iterations} iterations, where a failure "
         f"costs {iterations_lost(interval.best, part, costs.rate, costs.noise).value:.3g} iterations; by Young's formula every "
         f"{interval.young}, by Daly's {interval.daly}, for a failure every {in_words(mtbf.value)} that undoes everything. Every {interval.low} to {interval.high} iterations the "
-        "run takes at most 1 % longer than at best."
-    )
-    return lines
+        "run takes at most 1 % longer than at best.",
+    ]
 
 
 def _unknown(costs: ServedCosts, mtbf: Estimate) -> list[str]:
