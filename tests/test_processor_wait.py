@@ -53,6 +53,14 @@ def test_only_waits_in_the_own_part_of_a_step_count() -> None:
     assert steps.step(0.05, 0.0) == 0.0
 
 
+def test_a_thread_has_not_waited_for_longer_than_its_part_of_the_step_took() -> None:
+    steps = Steps()
+    steps.step(0.0, 0.02)
+    steps.waits.begin()
+    steps.waited += 5.0  # between the reading of the clock and that of the counter
+    assert steps.waits.end(0.01) == 0.01
+
+
 def test_the_counter_is_read_before_a_step_only_while_the_thread_waits() -> None:
     steps = Steps()
     for _ in range(100):

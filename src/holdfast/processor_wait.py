@@ -58,4 +58,5 @@ class OwnWaits:
         now = self._counter.seconds()
         since_last, self._ended = now - self._ended, now
         self._careful = CAREFUL if since_last > NEGLIGIBLE * seconds else max(0, self._careful - 1)
-        return 0.0 if self._begun is None else now - self._begun
+        # Between the readings of the clock and of the counter, the thread may wait for longer than the step took.
+        return 0.0 if self._begun is None else min(seconds, now - self._begun)
