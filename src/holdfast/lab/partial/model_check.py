@@ -133,7 +133,10 @@ def _iteration(workload: Workload) -> Iterator[str]:
                 f"{value.dtype}{list(value.shape)}"
             )
     if changed := _changed(_copied(after), workload.advance(stack, _clock(workload))):
-        yield f"the same iteration gave two values of array {changed!r}: random numbers must depend only on the clock"
+        yield (
+            f"the same iteration gave two values of array {changed!r}: draw random numbers only from the rng that step gets "
+            "(advance: from the clock)"
+        )
 
 
 def _lanes(workload: Workload) -> Iterator[str]:
