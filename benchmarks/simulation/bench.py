@@ -24,7 +24,7 @@ import torch
 from simulation.faults import KINDS
 from simulation.kinds import play_any
 
-CHUNK = 100  # schedules that one process plays before it reports
+CHUNK = 50  # schedules that one process plays before it reports
 SHOWN = 20
 
 
@@ -82,11 +82,15 @@ def show(report: Report, seconds: float, jobs: int) -> None:
     print(
         f"{1000 * report.cpu / report.schedules:.0f} ms of CPU time each, {report.simulated / 3600:,.0f} simulated hours"
     )
-    print(f"{sum(report.struck.values())} faults, {len(report.wrong)} schedules with a violation\n")
+    print(f"{1000 * seconds * jobs / report.schedules:.0f} ms of wall-clock time each, in each process")
+    print(f"{sum(report.struck.values())} faults, {len(report.wrong)} schedules with a violation")
+    print(f"seeds with a violation: {', '.join(map(str, sorted(report.wrong))) or 'none'}\n")
     for seed, violations in sorted(report.wrong.items())[:SHOWN]:
         print(f"seed {seed}: {'; '.join(violations):.400}")
     kinds = [*KINDS, *sorted({kind for kind, _ in report.struck} - {*KINDS})]
     print(f"| phase | {' | '.join(kinds)} |\n|---|{'---:|' * len(kinds)}")
+    totals = [sum(number for (struck, _), number in report.struck.items() if struck == kind) for kind in kinds]
+    print(f"| all | {' | '.join(map(str, totals))} |")
     for phase in sorted({phase for _, phase in report.struck}):
         print(f"| {phase} | {' | '.join(str(report.struck[kind, phase]) for kind in kinds)} |")
 

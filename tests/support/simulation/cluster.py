@@ -112,10 +112,12 @@ class Cluster:
         return SimulatedStore(self.world, self.faults, self.bucket)
 
     def _freeze(self, node: int, seconds: float) -> None:
-        self.frozen[node] = self.world.now + seconds
-        supervisors = [group.supervisor for group in self.groups if group.supervisor.node == node]
-        for process in (*supervisors, *(process for process, _ in self.running.get(node, ()))):
-            process.paused_until = max(process.paused_until, self.frozen[node])
+        until = self.frozen[node] = self.world.now + seconds
+        for process, _ in self.running.get(node, ()):
+            process.paused_until = max(process.paused_until, until)
+        for group in self.groups:
+            if group.supervisor.node == node:  # it looks a moment later, and its workers act meanwhile
+                group.supervisor.paused_until = max(group.supervisor.paused_until, until + self.world.rng.random())
 
     def _history(self, node: int, who: str) -> HistoryWriter:
         self.histories.append(HistoryWriter(self.folder / f"{node}", who, lambda: NOON + self.world.now))

@@ -16,6 +16,9 @@ FOCUS = (  # phases in which the faults of a schedule gather; each is a short pa
     *("create manifest", "create term", "read manifest", "list term", "list snapshot", "post run", "get run"),
 )
 GATHER = 40.0  # times the rate elsewhere
+HAND_OVERS = ("get run", "overwrite shard", "overwrite extra", "create manifest", "create manifest")
+OFTEN = 0.3  # the probability that a node freezes there, each time, until one has
+LONG = (8.0, 45.0)  # seconds: enough for the others to continue, and perhaps to commit
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +33,9 @@ class Faults:
     focus: str = ""
     struck: Counter[tuple[str, str]] = field(default_factory=Counter)
     left: int = LIMIT
+    hand_over: str = (
+        ""  # a phase in which a node freezes, so that the others continue without it in the midst of a save
+    )
     freeze: Callable[[int, float], None] = lambda node, seconds: None  # pauses all processes of a node
 
     @classmethod
@@ -39,7 +45,9 @@ class Faults:
         scale = rng.choice((0.0, 1.0, 1.0, 3.0, 10.0))
         rates = {kind: scale * rng.choice((0.0, 0.001, 0.004)) for kind in KINDS}
         focus = rng.choice(("", *FOCUS))
-        return cls(world, rates, rng.choice((1.0, 1.0, 10.0, 50.0)), focus, left=rng.randint(1, LIMIT))
+        hand_over = rng.choice(HAND_OVERS) if rng.random() < 0.5 else ""
+        slowness = rng.choice((1.0, 1.0, 10.0, 50.0))
+        return cls(world, rates, slowness, focus, left=rng.randint(1, LIMIT), hand_over=hand_over)
 
     def strike(self, kind: str, phase: str) -> bool:
         """Return True if a fault of `kind` strikes now, in the phase `phase` of the run."""
@@ -64,6 +72,19 @@ class Faults:
             process.paused_until = self.world.now + self._pause()
         if self.strike("node freeze", phase):
             self.freeze(process.node, self._pause())
+        if phase == self.hand_over and self.left > 0 and self.world.rng.random() < OFTEN:
+            self.hand_over = ""
+            self.count("node freeze", phase)
+            self.freeze(process.node, self.world.rng.uniform(*LONG))
+        if process.paused_until > self.world.now:
+            self.world.sleep(0.0)  # the pause begins here, before the operation takes effect
+
+    def after(self, phase: str) -> None:
+        """Let a worker lose its connection once its request has taken effect: it never learns of that, and ends."""
+        process = self.world.process
+        if "supervisor" not in process.name and self.rates.get("lost answer") and self.strike("lost answer", phase):
+            process.is_dead = True
+            raise Dead
 
     def _pause(self) -> float:
         return self.world.rng.choice(PAUSES) * self.world.rng.uniform(0.5, 1.5)

@@ -371,9 +371,12 @@ def play_live(seed: int) -> Outcome:
     """Play the schedule of `seed` for a run that recovers live."""
     world = World(seed)
     rng = world.rng
-    faults = Faults(world, {"crash": rng.choice((0.0, 0.003, 0.01, 0.03))}, left=rng.randint(1, 4))
+    rates = {"crash": rng.choice((0.0, 0.003, 0.01, 0.03))}
+    faults = Faults(world, rates, left=rng.randint(1, 4))
     strategy = rng.choice(("replay", "forward", "skip"))
     job = LiveJob(world, faults, strategy, rng.randint(2, 5), rng.randint(0, 2), rng.randint(3, 8))
+    if seed % 4 == 1:  # the other schedules stay as they were when they showed defects
+        rates |= {"pause": rng.choice((0.0, 0.003, 0.01)), "lost answer": rng.choice((0.0, 0.003, 0.01))}
     with simulated(world, *replacements(world, job)):
         world.spawn(Process("supervisor", 0), job.supervise)
         world.run(LIVE_LIMIT)

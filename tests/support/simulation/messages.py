@@ -64,6 +64,8 @@ class Messages:
             self._faults.point(f"{verb} {key.partition('/')[0]}")
             world.record(f"{verb} {key}")
         result = effect()
+        if verb != "look for":
+            self._faults.after(f"{verb} {key.partition('/')[0]}")
         while not self._reaches(self._keeper, node):  # the answer is lost: a partition may work in one direction only
             if world.now > deadline:
                 raise RuntimeError(f"no answer to {verb} {key}")

@@ -45,7 +45,9 @@ def play(seed: int) -> Outcome:
             world.spawn(operator(), Weather.drawn(cluster).run)
             world.run(LIMIT)
             cluster.close()
-        violations = [*map(str, cluster.truth.violations), *failures(world), *_end(cluster), *_audit(folder)]
+        violations = [*map(str, cluster.truth.violations), *failures(world)]
+        if not violations:
+            violations = [*_end(cluster), *_audit(folder)]
         return Outcome(seed, world.digest, tuple(violations), cluster.faults.struck, tuple(world.trace), world.now)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -128,6 +128,10 @@ class World:
         self._is_over, self._limit = True, float("inf")
         self._run()
 
+    def stop(self) -> None:
+        """End the schedule now: after a violation, nothing that follows is worth its time."""
+        self._limit = self.now
+
     def _run(self) -> None:
         following = self._next()
         if following is not None:

@@ -86,6 +86,7 @@ class Truth:
     def violated(self, what: str) -> None:
         self.world.record(f"VIOLATION {what}")
         self.violations.append(Violation(what))
+        self.world.stop()
 
     def is_good(self, step: int) -> bool:
         """Return True if the newest snapshot of `step` is complete."""
