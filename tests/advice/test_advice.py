@@ -90,9 +90,23 @@ def test_students_quantile_is_the_one_of_the_tables() -> None:
     ]
 
 
-def test_a_sum_of_estimates_is_as_well_known_as_the_worse_of_them() -> None:
+def test_a_sum_of_estimates_has_the_basis_of_its_larger_part() -> None:
     total = Estimate(1.0, 0.5, 2.0, MEASURED) + Estimate(3.0, 3.0, 3.0, BENCHMARK)
     assert (total.value, total.low, total.high, total.basis) == (4.0, 3.5, 5.0, BENCHMARK)
+
+
+@pytest.mark.parametrize("basis", [GIVEN, MEASURED])
+def test_a_sum_is_given_or_measured_only_if_both_parts_are(basis: str) -> None:
+    larger, smaller = Estimate.exact(3.0, basis), Estimate.exact(1.0, PUBLISHED)
+    assert (larger + smaller).basis == INFERRED
+    assert (larger + larger).basis == basis
+
+
+def test_many_repeated_steps_are_counted_in_full() -> None:
+    found = advise(calm().events, Question(workers=8, backend="nccl", mtbf=1e9, restart=10.0, stall=60.0))
+    steps = found.prices["restart"].iterations.value
+    assert steps > 10_000
+    assert f"the {steps:,.0f} steps" in str(found)
 
 
 @given(

@@ -226,15 +226,19 @@ def _priced(price: Price, every: int) -> str:
     iterations = price.iterations
     if price.recovery == "restart":
         work = (
-            f", and the {iterations.value:.3g} steps{range_of(iterations, '{:.3g}'.format)} since the last save are "
+            f", and the {_count(iterations.value)} steps{range_of(iterations, _count)} since the last save are "
             f"repeated, with a save every {every} steps: {in_words(price.seconds.value)} together"
         )
     elif iterations.high == 0:
         work = " and no step is repeated"
     else:
         noun = "iteration" if f"{iterations.value:.3g}" == "1" else "iterations"
-        work = f" and costs {iterations.value:.3g} {noun}{range_of(iterations, '{:.3g}'.format)}"
+        work = f" and costs {_count(iterations.value)} {noun}{range_of(iterations, _count)}"
     return f"{pause}{work}; {PROMISES[price.recovery]}."
+
+
+def _count(steps: float) -> str:
+    return f"{steps:.3g}" if steps < 1000 else f"{steps:,.0f}"
 
 
 def _sharded(costs: RunCosts, question: Question) -> list[str]:

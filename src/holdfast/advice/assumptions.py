@@ -85,7 +85,7 @@ def _read_in_restart(question: Question, read: float) -> str | None:
 
 
 def _live(costs: RunCosts, question: Question, price_of: Mapping[str, Price]) -> str | None:
-    seen = (GIVEN, MEASURED, INFERRED)
+    seen = (GIVEN,) if is_larger(costs, question) else (GIVEN, MEASURED, INFERRED)
     unseen = [name for name, price in price_of.items() if name != "restart" and price.stands.basis not in seen]
     if not unseen:
         return None

@@ -51,11 +51,17 @@ class Estimate:
         return replace(self, value=factor * self.value, low=factor * self.low, high=factor * self.high)
 
     def __add__(self, other: "Estimate") -> "Estimate":
-        """Return the sum of two independent estimates; its `basis` is the less reliable one of the two."""
+        """Return the sum of two independent estimates.
+
+        If their bases differ, the basis of the sum is that of the larger part, or `INFERRED` if that part was given or
+        measured, because the sum was not."""
         value = self.value + other.value
         below = math.hypot(self.value - self.low, other.value - other.low)
         above = math.hypot(self.high - self.value, other.high - other.value)
-        return Estimate(value, max(0.0, value - below), value + above, max(self.basis, other.basis, key=_weakness))
+        basis = max(self, other, key=lambda part: part.value).basis
+        if self.basis != other.basis and basis in (GIVEN, MEASURED):
+            basis = INFERRED
+        return Estimate(value, max(0.0, value - below), value + above, basis)
 
 
 def next_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
@@ -88,10 +94,6 @@ def student(freedom: int) -> float:
     """Approximate the 95 % quantile of Student's t distribution with `freedom` degrees of freedom."""
     z = NORMAL
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-
-
-def _weakness(basis: str) -> int:
-    return (GIVEN, MEASURED, INFERRED, PUBLISHED, BENCHMARK).index(basis)
 
 
 HOUR = 3600.0

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
 from holdfast.advice.estimate import BENCHMARK, FALLS_BACK, GIVEN, INFERRED, NOTICE, PUBLISHED, REGROUP, STALL, Estimate
@@ -71,13 +71,7 @@ def prices(costs: RunCosts, question: Question, every: int | None = None) -> dic
 def _replacement_time(costs: RunCosts) -> Estimate:
     start = costs.start or UNKNOWN_START
     # It reads no snapshot, and does not compete with other workers that start.
-    alone = Estimate(SOONER * start.value, start.low / costs.workers, start.high, start.basis)
-    return _started(costs, NOTICE + alone)
-
-
-def _started(costs: RunCosts, time: Estimate) -> Estimate:
-    """Return `time`, which consists mostly of the time to start, with the basis of that time."""
-    return replace(time, basis=INFERRED if costs.start else BENCHMARK)
+    return NOTICE + Estimate(SOONER * start.value, start.low / costs.workers, start.high, start.basis)
 
 
 def lost_part(costs: RunCosts, question: Question) -> Fraction:
@@ -92,9 +86,9 @@ def restart_time(costs: RunCosts, question: Question) -> Estimate:
     read = reading_time(costs, question)
     restart = costs.restart
     if restart is None:
-        restart = _started(costs, NOTICE + (costs.start or UNKNOWN_START) + read)
+        restart = NOTICE + (costs.start or UNKNOWN_START) + read
     elif question.storage is not None:  # it contains only the reading of the run's own snapshot
-        restart = replace(restart + read, basis=INFERRED)
+        restart = restart + read
     return _at_scale(restart, RESTART_AT_SCALE, costs, question)
 
 
