@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import holdfast as hf
-from holdfast.blocks.own_policy import own_ranking
+from holdfast.blocks.own_policy import own_ranking, urgency
 from holdfast.blocks.policy import BlockInfo, Policy
 from holdfast.cli import app
 from holdfast.errors import BadInput
@@ -86,13 +86,30 @@ def test_the_lab_measures_a_policy_of_ones_own(policy_file: Path, tmp_path: Path
         ("def urgency(info, step):\n    return info.distances / info.distances.sum()\n", "if other blocks are absent"),
         ("def urgency(info, step):\n    return 1\n", "not one number for each block"),
         ("def urgency(info, step):\n    return 1 / 0\n", "failed: ZeroDivisionError"),
-        ("def urgency(info, step):\n    return info.distances * float('nan')\n", "returns NaN for block 0"),
+        (
+            "def urgency(info, step):\n    return info.distances * float('nan')\n",
+            "returns NaN for a block with distance",
+        ),
+        (
+            "def urgency(info, step):\n    return info.distances / info.distances\n",
+            "NaN for a block with distance 0 and norm",
+        ),
     ],
 )
 def test_a_policy_file_that_cannot_rank_blocks_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "wrong.py").write_text(text)
     with pytest.raises(BadInput, match=message):
         own_ranking(str(tmp_path / "wrong.py"))
+
+
+def test_nan_is_refused_at_any_step_but_not_for_a_block_of_a_model_that_diverged(tmp_path: Path) -> None:
+    path = tmp_path / "by_norm.py"
+    path.write_text("def urgency(info, step):\n    return info.distances / info.norms\n")
+    diverged = BlockInfo(np.array([1.0, np.nan]), np.array([1.0, np.inf]), np.zeros(2, int), np.ones(2, int))
+    assert np.isnan(urgency(own_ranking(str(path)), diverged, 3)).tolist() == [False, True]
+    empty = BlockInfo(np.array([1.0, 0.0]), np.array([1.0, 0.0]), np.zeros(2, int), np.ones(2, int))
+    with pytest.raises(BadInput, match="NaN for a block with distance 0 and norm 0"):
+        urgency(str(path), empty, 3)
 
 
 def test_a_history_with_a_policy_of_the_users_own_is_audited_without_running_its_code() -> None:

@@ -29,7 +29,8 @@ class OneState(Protocol):
     def step(self, state: Arrays, rng: np.random.Generator) -> Arrays:
         """Return the arrays after one more iteration; `state` may be modified."""
 
-    def loss(self, state: Arrays) -> float: ...
+    def loss(self, state: Arrays) -> float:
+        """Return the loss of the arrays, one number."""
 
 
 class OneStateAdapter(Wrapper):

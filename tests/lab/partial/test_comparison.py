@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import resource
 from contextlib import closing
 from fractions import Fraction
@@ -114,6 +115,9 @@ def test_priority_checkpoints_are_cheaper_than_random_ones(tmp_path: Path) -> No
     assert costs["priority", 8] < costs["random", 8]
     assert costs["priority", 8] < costs["priority", 1]
     assert costs["priority", 1] == costs["round", 1] == costs["random", 1]
+    (order,) = (remark for remark in result.remarks if "cheapest first" in remark)
+    assert {f"{name} {costs[name, 8]:.2f}" for name in ("priority", "random")} <= set(re.split(", |: | \\(", order))
+    assert f"full {costs['round', 1]:.2f}" in order
     assert {row["panel"] for row in result.rows} == {"mlr-mnist"}
     assert (tmp_path / "trials.csv").read_text().count("\n") == 1 + 10 * len(result.rows)
 

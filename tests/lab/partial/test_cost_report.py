@@ -8,7 +8,7 @@ import pytest
 from holdfast.lab.bounds.cost_bound import Contraction
 from holdfast.lab.confidence import ConfidenceInterval
 from holdfast.lab.partial.comparison import Costs, Measurement, PanelComparison
-from holdfast.lab.partial.cost_report import ReductionFacts, cause_of
+from holdfast.lab.partial.cost_report import ReductionFacts, cause_of, cheapest_first
 from holdfast.lab.partial.partial_recovery import LOST, rises, strategy
 from holdfast.lab.result import Claim
 
@@ -64,3 +64,26 @@ def test_a_smaller_loss_that_costs_more_is_explained_by_its_failures() -> None:
     assert line.endswith(
         "6.00 against 3.00 in failures before the first full checkpoint, 2.00 against 4.00 in the others."
     )
+
+
+def test_an_order_of_costs_names_the_strategies_that_may_be_as_cheap_as_the_first() -> None:
+    rng = np.random.default_rng(1)
+    failures = rng.exponential(4, size=40)
+    costs = {"dear": failures + 3, "like it": failures + rng.normal(0, 1, 40), "cheap": failures - 0.05}
+    order = cheapest_first(costs)
+    first, second = ("cheap", "like it") if costs["cheap"].mean() < costs["like it"].mean() else ("like it", "cheap")
+    assert order == (
+        f"{first} {costs[first].mean():.2f}, {second} {costs[second].mean():.2f}, dear {costs['dear'].mean():.2f} "
+        f"(not resolved by 40 trials: whether {first} costs less than {second})"
+    )
+
+
+def test_the_same_failures_resolve_a_difference_that_is_smaller_than_their_spread() -> None:
+    failures = np.random.default_rng(1).exponential(4, size=40)
+    noise = np.random.default_rng(2).normal(0, 0.1, size=40)
+    assert "not resolved" not in cheapest_first({"a": failures, "b": failures + 0.2 + noise})
+
+
+def test_a_strategy_of_which_no_trial_converged_is_the_last_in_the_order() -> None:
+    order = cheapest_first({"never": np.full(6, np.inf), "always": np.arange(6.0)})
+    assert order == "always 2.50, never nan (not resolved by 6 trials: whether always costs less than never)"

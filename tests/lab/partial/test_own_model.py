@@ -173,6 +173,19 @@ def test_a_stochastic_model_is_detected_and_one_that_draws_only_later_is_refused
     ]
 
 
+def test_random_numbers_from_elsewhere_are_a_problem_that_says_where_to_draw_them() -> None:
+    class Elsewhere(Halving):
+        def step(self, state: Arrays, rng: np.random.Generator) -> Arrays:
+            return {"x": state["x"] * np.random.default_rng().uniform(0.4, 0.6)}
+
+    (problem,) = check(Elsewhere()).problems
+    assert "draw random numbers only from the rng that step gets" in problem
+
+
+def test_a_step_may_change_its_state() -> None:
+    assert check(Halving()).problems == []
+
+
 def in_place(self: Stacks, stack: Stack, clock: Clock) -> Stack:
     stack["x"] /= 2
     return stack

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from holdfast.blocks.division import Floats
+from holdfast.finding import counted
 from holdfast.lab import confidence
 from holdfast.lab.confidence import ConfidenceInterval
 from holdfast.lab.experiment import Options
@@ -91,6 +93,26 @@ def criteria(panels: Sequence[PanelComparison]) -> Row:
         words = f"{shortest}" if shortest == longest else lengths
         described[panel.panel] = f"{panel.workload} to {panel.criterion:g} in {words}"
     return described
+
+
+def cheapest_first(costs: Mapping[str, Floats]) -> str:
+    """Return the names in the order of their mean costs, and which of them are not proved to cost more than the first.
+
+    Each entry has the costs of the same failures under one strategy, so the pairs of a trial are compared."""
+    means = {name: confidence.mean(confidence.finite(values)).value for name, values in costs.items()}
+    names = sorted(costs, key=lambda name: (isnan(means[name]), means[name]))
+    order = ", ".join(f"{name} {means[name]:.2f}" for name in names)
+    first, trials = names[0], len(costs[names[0]])
+    close = [name for name in names[1:] if not _costs_more(costs[name], costs[first])]
+    if not close:
+        return order
+    return f"{order} (not resolved by {counted(trials, 'trial')}: whether {first} costs less than {' or '.join(close)})"
+
+
+def _costs_more(costs: Floats, others: Floats) -> bool:
+    """Return True if the mean of `costs` is above that of `others`, with the whole 95 % interval of the difference."""
+    ours, theirs = confidence.paired(costs, others)
+    return confidence.mean(ours - theirs).low > 0
 
 
 def unconverged_remarks(panels: Sequence[PanelComparison]) -> list[str]:

@@ -18,7 +18,7 @@ from holdfast.blocks.policy import Policy
 from holdfast.lab.confidence import ConfidenceInterval, finite, mean, paired
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.partial.comparison import PanelComparison, compare_strategies
-from holdfast.lab.partial.cost_report import criteria, departures, panel_grid, unconverged_remarks
+from holdfast.lab.partial.cost_report import cheapest_first, criteria, departures, panel_grid, unconverged_remarks
 from holdfast.lab.result import Claim, Result, ResultTable, Row, Value
 from holdfast.lab.simulate.strategy import Strategy
 from holdfast.workloads.reinit import has_rule
@@ -70,11 +70,11 @@ class Split:
         return self.comparison.measurement.steps < self.interval
 
     def cost(self, approach: Approach, mask: npt.NDArray[np.bool_]) -> ConfidenceInterval:
-        return mean(finite(self._costs(approach)[mask]))
+        return mean(finite(self.costs(approach)[mask]))
 
     def saved(self, approach: Approach, against: Approach, mask: npt.NDArray[np.bool_]) -> ConfidenceInterval:
         """Return how many iterations `approach` saves relative to `against`: the mean over the trials in `mask`."""
-        ours, theirs = paired(self._costs(approach)[mask], self._costs(against)[mask])
+        ours, theirs = paired(self.costs(approach)[mask], self.costs(against)[mask])
         return mean(theirs - ours)
 
     def both_costs(self, approach: Approach) -> tuple[float, ...]:
@@ -100,7 +100,7 @@ class Split:
         columns = ["way", "early", "from", "to", "later", "from", "to", f"states written in {length} iterations"]
         return ResultTable(f"{self.comparison.label}: mean iteration cost of early and later failures", columns, rows)
 
-    def _costs(self, approach: Approach) -> Floats:
+    def costs(self, approach: Approach) -> Floats:
         return self.comparison.measurement.costs_of(approach.strategy(self.interval)).cost
 
 
@@ -152,8 +152,7 @@ def _remark(split: Split) -> str:
     early, label = split.early, split.comparison.label
     if not early.any() or early.all():
         return f"{label}: {'no' if not early.any() else 'every'} failure comes before the first full checkpoint."
-    costs = {approach.name: split.cost(approach, early).value for approach in split.approaches}
-    order = ", ".join(f"{name} {costs[name]:.2f}" for name in sorted(costs, key=costs.__getitem__))
+    order = cheapest_first({approach.name: split.costs(approach)[early] for approach in split.approaches})
     more = split.saved(FIRST, EARLY, ~early)
     return (
         f"{label}: mean cost of the {early.sum()} of {len(early)} failures before the first full checkpoint, cheapest first: "

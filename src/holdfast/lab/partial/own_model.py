@@ -39,20 +39,35 @@ class CostRow:
     """The cost of a failure under one strategy, in iterations, with 95 % confidence intervals."""
 
     recovery: str
+    """The blocks that return to their saved values: `full` for all of them, `partial` for the lost ones only."""
     policy: str
-    fraction: str  # the part of the state that one save holds
-    lost: str  # the part of the state that a failure loses
+    """The policy that chooses which blocks are saved first; `full` saves all of them at once."""
+    fraction: str
+    """The part of the state that one save holds."""
+    lost: str
+    """The part of the state that a failure loses."""
     trials: int
-    unconverged: int  # trials that did not reach the criterion; they are in no mean
+    """The number of failures, each in a run of its own."""
+    unconverged: int
+    """The trials that did not reach the criterion; they are in no mean."""
     cost_mean: float
+    """The mean cost in iterations, which may be fractions."""
     cost_low: float
+    """The lower end of the interval of `cost_mean`."""
     cost_high: float
-    whole_mean: float  # the mean cost in whole iterations
-    reduction: float  # fraction by which the cost is below that of full checkpoints and full recovery; NaN if unknown
+    """The upper end of the interval of `cost_mean`."""
+    whole_mean: float
+    """The mean cost if iterations are counted in whole numbers."""
+    reduction: float
+    """The fraction by which the cost is below that of full checkpoints with full recovery; NaN if unknown."""
     reduction_low: float
+    """The lower end of the interval of `reduction`."""
     reduction_high: float
-    size_mean: float  # mean size of the perturbation
-    bound_mean: float  # mean bound by Theorem 3.2
+    """The upper end of the interval of `reduction`."""
+    size_mean: float
+    """The mean distance between the recovered state and the lost state."""
+    bound_mean: float
+    """The mean upper limit of the cost by Theorem 3.2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +75,11 @@ class Comparison:
     """The result of `compare`: a row for each strategy, remarks, and the path of the report. `str()` gives a table."""
 
     rows: list[CostRow]
+    """The cost of each strategy, beginning with full checkpoints and full recovery. Iteration goes over them."""
     remarks: list[str]
+    """Sentences on the result, such as how many trials did not converge."""
     report: Path
+    """The page with the table and the figures."""
 
     def __iter__(self) -> Iterator[CostRow]:
         return iter(self.rows)
