@@ -108,6 +108,15 @@ def test_the_tally_counts_from_the_start_of_the_command() -> None:
     assert "1 restart, 3 left" in tally.line(110.0)
 
 
+def test_the_status_line_has_no_goodput_before_the_first_commit() -> None:
+    tally = StatusTotals(100.0, RestartPolicy(3, 40))
+    for what in [Recover(2, 40, 0, 40, "", 0.0), step(40)]:
+        tally.add(what)
+    assert tally.line(110.0).startswith("step 41 · 0 restarts")
+    tally.add(Commit(2, 41, 1))
+    assert tally.line(110.0).startswith("step 41 · goodput 0.1 steps/s")
+
+
 def trained(folder: Path) -> None:
     with HistoryWriter(folder, "rank-0") as history:
         history.append(step(4))
@@ -122,9 +131,22 @@ def test_without_a_terminal_the_display_prints_plain_lines(tmp_path: Path) -> No
         display.refresh(now=True)
     lines = text.getvalue().splitlines()
     assert lines[0] == "holdfast: attempt 1: 4 workers started"
-    assert lines[1].startswith("holdfast: step 5 · goodput")
+    assert lines[1].startswith("holdfast: step 5 · 0 restarts, 3 left")
     assert len(lines) == 2
     assert "\x1b" not in text.getvalue()
+
+
+def test_the_last_status_line_is_printed_once_unless_there_was_progress(tmp_path: Path) -> None:
+    text = io.StringIO()
+    with Display(Console(file=text, width=200), tmp_path, "supervisor", RestartPolicy(3, None)) as display:
+        trained(tmp_path)
+        display.refresh(now=True)
+        display.refresh(now=True)
+        assert text.getvalue().count("step 5") == 1
+        with HistoryWriter(tmp_path, "rank-0") as history:
+            history.append(Commit(1, 5, 1))
+        display.refresh(now=True)
+        assert text.getvalue().count("step 5") == 2
 
 
 def test_on_a_terminal_one_line_changes_and_output_scrolls_above_it(tmp_path: Path) -> None:

@@ -98,6 +98,22 @@ def test_if_all_workers_only_lost_a_peer_the_script_is_not_blamed(others) -> Non
     assert first_failure(exits).kind in ("peer", "signal")
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (CONNECTION_ERRORS[0], "connection closed"),
+        (CONNECTION_ERRORS[1], "connection reset"),
+        (CONNECTION_ERRORS[3], "timed out waiting"),
+        ("DistBackendError: NCCL error: ncclRemoteError", "ncclRemoteError"),
+    ],
+)
+def test_a_lost_peer_is_told_in_a_few_words_without_the_path_of_a_build_machine(error: str, words: str) -> None:
+    raised = RaisedException(error, "Traceback ...", 1.0)
+    lost = first_failure([WorkerExit(rank=0, local_rank=0, exit=1, raised=raised)])
+    assert lost.line == f"rank 0 lost a peer: {words}"
+    assert lost.traceback == "Traceback ..."
+
+
 TIMEOUT = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:133] Timed out waiting 10000ms for recv operation"
 
 

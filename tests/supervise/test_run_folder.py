@@ -57,6 +57,17 @@ def test_changed_arguments_are_named_and_refused_unless_they_may_change(tmp_path
     assert "seed was not given, not 1" in refused(out, config("--lr 0.2 --log-interval 20", seed=1), "seed")
 
 
+def test_a_shorter_run_is_refused_without_advice_that_is_refused_next(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    claim(out, config("--num_train_epochs 12 --warmup-steps 9"))
+    train(out, 1)
+    why = refused(out, config("--num_train_epochs 3 --warmup-steps 9"))
+    assert "--num_train_epochs was 12, not 3" in why
+    assert why.endswith("A run can be made longer but not shorter.")
+    assert "--may-change" not in why
+    assert "--may-change warmup-steps" in refused(out, config("--num_train_epochs 12 --warmup-steps 5"))
+
+
 def test_a_command_that_the_workers_refuse_leaves_the_run_as_it_was(tmp_path: Path) -> None:
     out = tmp_path / "out"
     claim(out, config("--epochs 12"))

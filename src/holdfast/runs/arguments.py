@@ -5,10 +5,11 @@ An option begins with a dash: `--lr 0.1`, `--lr=0.1`, or a flag. Every other arg
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 _OPTION = re.compile(r"--?[A-Za-z]")
 _LENGTH = re.compile(r"epoch|step|iter", re.IGNORECASE)
+_WHOLE_LENGTH = re.compile(r"-*((num|n|max|total|train)[-_])*(epochs?|steps?|iters?|iterations?)", re.IGNORECASE)
 
 
 class Change(NamedTuple):
@@ -34,6 +35,12 @@ class Change(NamedTuple):
             return _LENGTH.search(self.name) is not None
         return _is_whole(self.was) and int(self.now or 0) > int(self.was)
 
+    @property
+    def shortens(self) -> bool:
+        """True if the change makes a run shorter: a smaller number of epochs or steps, as in `--max-steps`."""
+        is_less = _is_whole(self.was) and _is_whole(self.now) and int(self.now) < int(self.was)
+        return is_less and _WHOLE_LENGTH.fullmatch(self.name) is not None
+
 
 def changes(before: Sequence[str], now: Sequence[str]) -> list[Change]:
     old, new = _by_name(before), _by_name(now)
@@ -46,7 +53,7 @@ def plain(name: str) -> str:
     return name.strip().lstrip("-").replace("_", "-").replace(" ", "-")
 
 
-def _is_whole(value: str | None) -> bool:
+def _is_whole(value: str | None) -> TypeGuard[str]:
     return value is not None and value.isascii() and value.isdigit()
 
 

@@ -123,7 +123,8 @@ class StatusTotals:
 
     def line(self, now: float) -> str:
         """Return the text of the status line; `now` is the time in seconds since 1970."""
-        rate = max(0, self.committed - (self._first or 0)) / max(now - self.began, 1e-3)
+        committed = self.committed - (self._first or 0)  # by this command
+        goodput = [f"goodput {committed / max(now - self.began, 1e-3):.1f} steps/s"] if committed > 0 else []
         plan = self.run.plan
         steps = plan.steps if plan and plan.batch else 0
         every = plan.save_every if plan else 0
@@ -132,7 +133,7 @@ class StatusTotals:
         return " · ".join(
             [
                 f"step {self.run.reached}" + (f" of {steps}" if steps else ""),
-                f"goodput {rate:.1f} steps/s",
+                *goodput,
                 left,
                 f"{counted(in_flight, 'save')} in flight",
                 f"committed {self.committed}",
@@ -150,6 +151,7 @@ class Display:
         self._tally = StatusTotals(time.time(), restarts)
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._shown = time.monotonic()
+        self._said: tuple[int, ...] = ()  # the progress in the last status line
         self._warned: set[str] = set()
         self._closed: set[str] = set()  # streams that cannot be written any more
         self.output = WorkersOutput(self._print_out, self._print_err)
@@ -194,7 +196,9 @@ class Display:
             cut = [Text.from_ansi(bar, no_wrap=True, overflow="ellipsis", end="") for bar in bars]
             self._try("err", lambda: live.update(Group(Text(line, style="cyan"), *cut), refresh=True))
             return
-        if self._tally.run.reached:
+        progress = (self._tally.run.attempt, self._tally.run.reached, self._tally.committed)
+        if self._tally.run.reached and not (now and progress == self._said):
+            self._said = progress
             self.say(line)
         for bar in self.output.bars()[:1]:  # of the first rank: the others draw the same
             self._print_err(bar)

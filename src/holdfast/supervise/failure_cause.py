@@ -238,7 +238,7 @@ def _message(worker: WorkerExit, cause: _Cause) -> str:
         text = " ".join(worker.raised.message.split())
         if worker.raised.origin == "peer":
             return f"cannot continue: {text}"
-        return f"lost a peer ({text[:100]})" if cause == "peer" else text
+        return _lost_peer(text) if cause == "peer" else text
     if worker.midway:
         return (
             f"exited with status {worker.exit} {_MIDWAY}, at step {worker.step} (to end a run early, call run.stop() and let "
@@ -247,6 +247,12 @@ def _message(worker: WorkerExit, cause: _Cause) -> str:
     if name := _signal_name(worker.exit):
         return f"was killed by {name}"
     return f"exited with status {worker.exit}" if worker.exit is not None else "lost a peer"
+
+
+def _lost_peer(text: str) -> str:
+    """Return `text`, the error of a library about a broken connection, in a few words; the whole text is in the log."""
+    words = found.group() if (found := _LOST_PEER.search(text)) else ""
+    return f"lost a peer: {words.lower() if ' ' in words else words}"
 
 
 def _signal_name(status: int | None) -> str | None:

@@ -82,7 +82,9 @@ def _check_same_run(out: Path, mine: RunConfig, theirs: RunConfig, may_change: S
     if not (different or refused):
         return
     advice = "name another --out, or give the same command"
-    if refused:
+    if any(change.shortens for change in refused):
+        advice += ". A run can be made longer but not shorter"
+    elif refused:
         names = ",".join(plain(change.name) for change in refused)
         advice += f". If it is the same run: --may-change {names}"
         advice += ", or --extend to train it for longer" if all(change.lengthens for change in refused) else ""

@@ -157,9 +157,7 @@ class RunLoop:
         self._display.output.copy(last=True)
         self._display.output.add(output_files(self._pool.running))
         restarts = f"; {left} of {counted(self._policy.limit, 'restart')} left" if self._restarts else ""
-        started = (
-            f"{counted(workers, 'standby worker')} took over" if standby else f"{counted(workers, 'worker')} started"
-        )
+        started = round.started(workers, standby=bool(standby))
         self._display.say(f"attempt {self._attempt}: {started}{restarts}")
         self._checkpoints.send()  # what earlier attempts left, while the workers train
         return None

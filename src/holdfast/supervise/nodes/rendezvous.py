@@ -20,6 +20,7 @@ from holdfast.checkpoint.terms import Term
 from holdfast.distributed.membership import LIVE, Membership, publish
 from holdfast.errors import BadInput
 from holdfast.events import JSON
+from holdfast.finding import counted
 
 LOOPBACK = "127.0.0.1"
 LOST_AFTER = 15.0
@@ -160,6 +161,11 @@ class RoundInfo:
     def ranks(self) -> range:
         first = sum(self.workers[: self.index])
         return range(first, first + self.workers[self.index])
+
+    def started(self, workers: int, *, standby: bool) -> str:
+        """Return the message that `workers` of this node start, or take over if they were on `standby`."""
+        line = f"{counted(workers, 'standby worker')} took over" if standby else f"{counted(workers, 'worker')} started"
+        return f"{line} here, {self.world_size} in all" if len(self.nodes) > 1 else line
 
     def news(self, before: "RoundInfo | None", of: int) -> list[str]:
         """Return messages to the user about missing nodes (of all `of` nodes), and about a new host since `before`."""
