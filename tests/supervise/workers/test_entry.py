@@ -1,7 +1,9 @@
 """A worker that does not begin, because its fork copied a lock that another thread held, is forked again."""
 
+import gc
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,3 +66,36 @@ def test_a_worker_that_has_ended_is_not_forked_again(tmp_path: Path, monkeypatch
     first = worker.pid
     worker.wait_until_up()
     assert worker.pid == first
+
+
+class Connection:
+    """An object of the supervisor, such as a connection whose destructor waits for a thread that a fork lacks."""
+
+    def __init__(self, ended: Path) -> None:
+        self.ended, self.itself = ended, self
+
+    def __del__(self) -> None:
+        self.ended.write_text(str(os.getpid()))
+
+
+def test_a_worker_does_not_finalize_unreachable_objects_of_the_supervisor(tmp_path: Path) -> None:
+    """A worker of a node that had met the others again waited for ever in its first garbage collection."""
+    script = tmp_path / "script.py"
+    script.write_text("import gc, os\ngc.collect()\nos._exit(5)\n")
+    task = replace(
+        _task(tmp_path),
+        config=RunConfig(script=str(script)),
+        environment={"RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+        stack=os.memfd_create("stack"),
+    )
+    gc.disable()
+    try:
+        Connection(tmp_path / "ended")
+        worker = WorkerProcess(task, seat=0, rank=0, local_rank=0)
+    finally:
+        gc.enable()
+    worker._process.join(30)
+    assert worker._process.exitcode == 5
+    assert not (tmp_path / "ended").exists()
+    gc.collect()
+    assert (tmp_path / "ended").read_text() == str(os.getpid())

@@ -7,6 +7,7 @@ except that torch is already imported.
 import atexit
 import ctypes
 import faulthandler
+import gc
 import io
 import os
 import runpy
@@ -51,6 +52,7 @@ class Task:
 
 
 def main(task: Task) -> NoReturn:
+    gc.freeze()  # objects of the supervisor are not finalized here: a store of torch would wait for a thread of its own
     die_with(task.supervisor)
     _take_resolver_lock()
     process.set_title(
