@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.history.tail import Finish
-from holdfast.supervise.failure_cause import FirstFailure, RaisedException, RestartPolicy, WorkerExit, first_failure
+from holdfast.supervise.failure_cause import (
+    FirstFailure,
+    RaisedException,
+    RestartPolicy,
+    WorkerExit,
+    first_failure,
+    surrender,
+)
 from holdfast.supervise.verdict import RunVerdict, done_before
 
 # Errors that peers of a dead worker raised.
@@ -52,6 +59,20 @@ def test_a_corruption_is_the_failure_of_the_rank_whose_state_is_wrong() -> None:
         assert (found.kind, found.rank, found.line) == ("corruption", rank, text)
         assert not found.is_error
         assert RestartPolicy(3, None).after(found, None) is None
+
+
+def test_why_the_survivors_could_not_recover_is_known_when_they_fail_together_with_the_lost_worker() -> None:
+    killed = WorkerExit(rank=0, local_rank=0, exit=-signal.SIGKILL)
+    broken = WorkerExit(rank=3, local_rank=3, exit=1, raised=RaisedException(CONNECTION_ERRORS[0], "...", 0.5))
+    workers = [
+        WorkerExit(rank=rank, local_rank=rank, exit=1, raised=RaisedException(f"no {rank}", "", time, "peer"))
+        for rank, time in ((1, 2.0), (2, 1.0))
+    ]
+    assert first_failure([killed, broken, *workers]).line == "rank 0 was killed by SIGKILL"
+    reason = surrender([killed, broken, *workers])
+    assert reason is not None
+    assert (reason.kind, reason.line) == ("peer", "rank 2 cannot continue: no 2")
+    assert surrender([killed, broken]) is None
 
 
 def test_a_worker_that_leaves_its_loop_with_0_is_tried_once_more_and_then_the_script_is_blamed() -> None:

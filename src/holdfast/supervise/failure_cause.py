@@ -153,11 +153,23 @@ def first_failure(exits: Sequence[WorkerExit]) -> FirstFailure:
     causes = {worker.rank: _cause(worker) for worker in exits} | dict.fromkeys(_awaited(exits), "hang")
 
     def order(worker: WorkerExit) -> tuple[int, float, int]:
-        moment = worker.raised.time if worker.raised else math.inf
-        return _ORDER.index(causes[worker.rank]), moment, worker.rank
+        return _ORDER.index(causes[worker.rank]), _moment(worker), worker.rank
 
     first = min(exits, key=order)
-    cause = causes[first.rank]
+    return _failure_of(first, causes[first.rank])
+
+
+def surrender(exits: Sequence[WorkerExit]) -> FirstFailure | None:
+    """Return the failure of the first worker that could not recover from the loss of another and said why, if any."""
+    gave_up = [worker for worker in exits if worker.raised and worker.raised.origin == "peer"]
+    return _failure_of(min(gave_up, key=_moment), "peer") if gave_up else None
+
+
+def _moment(worker: WorkerExit) -> float:
+    return worker.raised.time if worker.raised else math.inf
+
+
+def _failure_of(first: WorkerExit, cause: "_Cause") -> FirstFailure:
     return FirstFailure(
         kind="signal" if cause == "abort" else cause,
         rank=first.rank,

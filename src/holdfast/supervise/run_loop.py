@@ -20,7 +20,7 @@ from holdfast.runs.lock import FolderWatch
 from holdfast.supervise.checkpoint_place import Checkpoints
 from holdfast.supervise.disk_space import DiskSpace
 from holdfast.supervise.display import Display, Journal
-from holdfast.supervise.failure_cause import FirstFailure, RestartPolicy, first_failure, lost_peer
+from holdfast.supervise.failure_cause import FirstFailure, RestartPolicy, first_failure, lost_peer, surrender
 from holdfast.supervise.folding import HistoryFolding
 from holdfast.supervise.hang_detection import RemoteProgress
 from holdfast.supervise.nodes.connection import Unreachable
@@ -194,7 +194,7 @@ class RunLoop:
         if has_failed:
             if self._is_live and not stop_signals.count and self._membership.can_continue():
                 return self._continue_without_failed()
-            return self._restart(self._find_failure())
+            return self._restart(*self._find_failures())
         if self._is_live and (failure := self._update_membership()):
             return self._restart(failure)
         if self._standby and not stop_signals.count:
@@ -270,10 +270,12 @@ class RunLoop:
         is_left_behind = self._nodes.peers.is_left_behind()
         return lost_peer("the other nodes continue without this one") if is_left_behind else None
 
-    def _find_failure(self) -> FirstFailure:
-        """Kill all workers, and return the failure that caused all other failures."""
+    def _find_failures(self) -> list[FirstFailure]:
+        """Kill all workers, and return the failure that caused all others, and the reason why they could not recover."""
         deadline = time.monotonic() + DYING  # peers of a killed worker may fail before the kernel reports the kill
-        while (failure := first_failure(self._pool.exit_reports())).kind == "peer" and time.monotonic() < deadline:
+        while (failure := first_failure(exits := self._pool.exit_reports())).kind == "peer":
+            if time.monotonic() > deadline:
+                break
             time.sleep(TICK)
         has_hang = failure.kind == "hang"
         if has_hang:
@@ -284,11 +286,16 @@ class RunLoop:
         self._display.output.copy(last=True)
         for worker in self._pool.running:
             worker.append_error_to_log()  # after the last copy: the journal shows the error that counts
-        return failure
+        reason = surrender(exits) if self._is_live and failure.kind != "peer" else None
+        return [failure, reason] if reason else [failure]
 
-    def _restart(self, failure: FirstFailure) -> RunVerdict | None:
-        """Record `failure` and start all workers again; return a verdict if the run must end instead."""
+    def _restart(self, failure: FirstFailure, reason: FirstFailure | None = None) -> RunVerdict | None:
+        """Start all workers again after `failure`; return a verdict if the run must end instead.
+
+        `reason` says why the other workers could not recover from it."""
         self._journal.detect(self._attempt, failure)
+        if reason:
+            self._journal.detect(self._attempt, reason)
         if stop_signals.count:
             return self._verdict("preempted", f"a worker failed while it was to save: {failure.message}")
         if end := self._end_reached():
