@@ -272,9 +272,13 @@ class RunLoop:
 
     def _find_failures(self) -> list[FirstFailure]:
         """Kill all workers, and return the failure that caused all others, and the reason why they could not recover."""
-        deadline = time.monotonic() + DYING  # peers of a killed worker may fail before the kernel reports the kill
-        while (failure := first_failure(exits := self._pool.exit_reports())).kind == "peer":
-            if time.monotonic() > deadline:
+        # Peers of a killed worker may fail before the kernel reports the kill, and say why only after that.
+        deadline = time.monotonic() + DYING
+        while True:
+            failure = first_failure(exits := self._pool.exit_reports())
+            reason = surrender(exits) if self._is_live and failure.kind != "peer" else None
+            is_clear = failure.kind != "peer" and (reason or not self._membership.have_given_up)
+            if is_clear or time.monotonic() > deadline:
                 break
             time.sleep(TICK)
         has_hang = failure.kind == "hang"
@@ -286,7 +290,6 @@ class RunLoop:
         self._display.output.copy(last=True)
         for worker in self._pool.running:
             worker.append_error_to_log()  # after the last copy: the journal shows the error that counts
-        reason = surrender(exits) if self._is_live and failure.kind != "peer" else None
         return [failure, reason] if reason else [failure]
 
     def _restart(self, failure: FirstFailure, reason: FirstFailure | None = None) -> RunVerdict | None:

@@ -187,11 +187,14 @@ class MembershipController:
             self._changed = time.monotonic()
         return seeks and time.monotonic() - self._changed > SUSPECTED
 
+    @property
+    def have_given_up(self) -> bool:
+        """True if a worker has found that it cannot recover from a loss, so that the run restarts."""
+        return any(worker.task.progress.has_fallen_back for worker in self._pool.running)
+
     def can_continue(self) -> bool:
-        progress = [worker.task.progress for worker in self._pool.running]
-        if self._pool.has_script_collectives or any(
-            memory.has_fallen_back or memory.has_exchanged for memory in progress
-        ):
+        has_exchanged = any(worker.task.progress.has_exchanged for worker in self._pool.running)
+        if self._pool.has_script_collectives or self.have_given_up or has_exchanged:
             return False
         try:
             report = merge_reports([self.report(), *(self._peers.reports() or {}).values()])
