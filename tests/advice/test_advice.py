@@ -4,7 +4,8 @@ import contextlib
 import json
 import math
 import random
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 import fake_runs
 from daly import expected_run_time
-from fake_histories import FakeHistory, calm, detected
+from fake_histories import FakeHistory, calm, detected, replayed, sharded
 from holdfast.advice.advice import advise, choose, failure_rate
 from holdfast.advice.estimate import (
     BENCHMARK,
@@ -33,7 +34,7 @@ from holdfast.advice.question import Question, fraction_of, in_words, seconds_of
 from holdfast.advice.run_costs import RunCosts, convergence, run_costs
 from holdfast.advice.saving import SaveCosts, SaveInterval, best_interval, daly_interval, slowdown
 from holdfast.errors import BadInput
-from holdfast.events import Commit, Event, Plan, Regroup, Seconds
+from holdfast.events import Commit, Regroup, Seconds
 
 HOUR = 3600.0
 
@@ -385,6 +386,16 @@ def test_a_failure_takes_a_whole_node_if_the_number_of_nodes_is_given() -> None:
     assert lost_part(costs_of(), Question(workers=256, nodes=32, lost=Fraction(1, 16))) == Fraction(1, 16)
 
 
+@pytest.mark.parametrize(("workers", "counted"), [(4, "4 workers"), (1, "1 worker")])
+def test_more_nodes_than_the_workers_of_the_run_need_the_number_of_workers(workers: int, counted: str) -> None:
+    history = calm(workers).events
+    message = f"--nodes 32 is more than the {counted} of this run: give --workers for a larger job."
+    with pytest.raises(BadInput, match=re.escape(message)):
+        advise(history, Question(nodes=32))
+    assert advise(history, Question(nodes=workers)).costs.workers == workers
+    assert advise(history, Question(nodes=32, workers=64)).large is not None
+
+
 def test_replay_takes_as_long_as_the_replays_of_the_run_else_as_the_given_restart_else_as_a_start() -> None:
     question = Question(restart=180.0)
     given = replay_time(costs_of(), question)
@@ -417,27 +428,6 @@ def test_the_effect_of_the_lost_workers_is_said_if_their_number_is_given(lost: F
     found = advise(calm().events, Question(lost=lost, backend="nccl"))
     assert effect in found.figures[1]
     assert ("of the workers" in found.figures[1]) == bool(effect)
-
-
-def replayed() -> FakeHistory:
-    """A run in which one worker was replaced in 0.75 s."""
-    run = calm()
-    run.strikes("kill", 2)
-    run.supervisor(detected(1, 2, "signal"))
-    run.passes("recovery", 0.75)
-    run.rank_0(Regroup(1, 1, 40, "replay", (0, 1, 2, 3), (2,), seconds=0.75))
-    run.passes("compute", 0.5)
-    run.reports(40, Seconds(0.0, 1.25, 0.0))
-    return run
-
-
-def sharded(history: Sequence[Event], *, saved: bool = True) -> list[Event]:
-    """Return `history` with a sharded model, with or without its saves."""
-    return [
-        event._replace(what=event.what._replace(sharded=True)) if isinstance(event.what, Plan) else event
-        for event in history
-        if saved or not isinstance(event.what, Commit)
-    ]
 
 
 def test_a_run_of_a_sharded_model_is_advised_to_restart_replay_or_recover_partially() -> None:

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fake_histories import calm, detected, write_history
+from fake_histories import replayed, sharded, write_history
 from holdfast.cli import app
-from holdfast.events import Event, Plan, Regroup, Seconds
 from repository import ROOT
 
 TEXT = (ROOT / "docs" / "sharded.md").read_text().partition("## What it would cost")[2].partition("\n## ")[0]
@@ -19,20 +18,9 @@ ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in TEXT.s
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """The folder of a run of a sharded model in which a replacement took 0.6 s."""
-    history = calm(save=0.01)
-    history.strikes("kill", 2)
-    history.supervisor(detected(1, 2, "signal"))
-    history.passes("recovery", 0.6)
-    history.rank_0(Regroup(1, 1, 40, "replay", (0, 1, 2, 3), (2,), seconds=0.6))
-    history.passes("compute", 0.5)
-    history.reports(40, Seconds(0.0, 1.1, 0.0))
-    events = [sharded(event) for event in history.events]
+    events = sharded(replayed(0.6, save=0.01).events)
     files = {who: [event for event in events if event.who == who] for who in {event.who for event in events}}
     return write_history(tmp_path / "run" / "history", files).parent
-
-
-def sharded(event: Event) -> Event:
-    return event._replace(what=event.what._replace(sharded=True)) if isinstance(event.what, Plan) else event
 
 
 @pytest.mark.parametrize("column", [1, 2])

@@ -16,6 +16,7 @@ from holdfast.events import (
     Plan,
     Preempted,
     Recover,
+    Regroup,
     Restart,
     Save,
     Seconds,
@@ -182,3 +183,24 @@ def calm(workers: int = 4, steps: int = 40, *, step: float = 0.5, save: float = 
             run.saves(write=save, durable=save)
         run.trains(0.0, step)
     return run
+
+
+def replayed(seconds: float = 0.75, *, save: float = 0.25) -> FakeHistory:
+    """A run of 4 workers in which one was replaced within so many seconds."""
+    run = calm(save=save)
+    run.strikes("kill", 2)
+    run.supervisor(detected(1, 2, "signal"))
+    run.passes("recovery", seconds)
+    run.rank_0(Regroup(1, 1, 40, "replay", (0, 1, 2, 3), (2,), seconds=seconds))
+    run.passes("compute", 0.5)
+    run.reports(40, Seconds(0.0, 0.5 + seconds, 0.0))
+    return run
+
+
+def sharded(events: Sequence[Event], *, saved: bool = True) -> list[Event]:
+    """These events with a sharded model, with or without the commits of saves."""
+    return [
+        event._replace(what=event.what._replace(sharded=True)) if isinstance(event.what, Plan) else event
+        for event in events
+        if saved or not isinstance(event.what, Commit)
+    ]

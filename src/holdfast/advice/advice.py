@@ -25,6 +25,7 @@ from holdfast.advice.question import Question, bytes_in_words, in_words
 from holdfast.advice.run_costs import RunCosts, run_costs
 from holdfast.advice.shard_costs import ShardCosts, shard_costs
 from holdfast.advice.shared_storage import durable_time, snapshot_bytes
+from holdfast.errors import BadInput
 from holdfast.events import Event
 
 WORTH_LOSING_SAMPLES = 0.01  # share of the wall clock that an inexact recovery must gain
@@ -64,6 +65,7 @@ def advise(history: Sequence[Event], question: Question | None = None) -> Advice
     """Return advice for a job, measured from the run in `history`; `question` says how the job differs from it."""
     question = question or Question()
     costs = _job_costs(run_costs(history), question)
+    _check_nodes(question, costs.workers)
     mtbf = failure_rate(costs, question)
     outlook_of = outlooks(costs, question, mtbf.value, prices(costs, question))
     price_of = prices(costs, question, outlook_of["restart"].interval.best)
@@ -82,6 +84,15 @@ def advise(history: Sequence[Event], question: Question | None = None) -> Advice
         shards=shard_costs(costs, question),
         large=large,
     )
+
+
+def _check_nodes(question: Question, workers: int) -> None:
+    """Raise BadInput if the job has the `workers` of the run and more nodes than these."""
+    if question.workers is None and question.nodes is not None and question.nodes > workers:
+        raise BadInput(
+            f"--nodes {question.nodes} is more than the {workers} worker{'s' * (workers > 1)} of this run: give --workers "
+            "for a larger job."
+        )
 
 
 def _job_costs(costs: RunCosts, question: Question) -> RunCosts:

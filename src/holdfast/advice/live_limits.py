@@ -5,9 +5,7 @@ from holdfast.advice.question import Question
 from holdfast.advice.run_costs import RunCosts
 
 NODE = 8  # workers: a job of more is assumed to have several nodes with GPUs, which communicate over NCCL
-MESH = (
-    64  # workers with connections from each to each, over gloo; live recovery was not tried with more (docs/scale.md)
-)
+MESH = 64  # workers connected each to each over gloo; live recovery was not tried with more (docs/scale.md)
 
 
 def why_restart(costs: RunCosts, question: Question) -> str | None:

@@ -110,9 +110,8 @@ class RankReducer:
         self._step, self._calls = -2, 0
         self._own_store: Store | None = None
         self._posted: deque[tuple[int, str]] = deque()
-        self._division: tuple[int, tuple[int, ...]] | None = (
-            None  # when a dataset was divided last, and the members then
-        )
+        # The number of boundaries when a dataset was divided last, and the members then.
+        self._division: tuple[int, tuple[int, ...]] | None = None
 
     @property
     def members(self) -> tuple[int, ...]:

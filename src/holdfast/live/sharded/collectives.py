@@ -34,9 +34,7 @@ class Collectives:
     world: Team = field(init=False)
     log: list[tuple[Team, Operation]] = field(default_factory=list)  # completed in this step, in order
     optimizer_steps: int = 0  # in this step
-    seconds: float = (
-        0.0  # in collectives, mostly waiting for other ranks, not for a processor; `take_waited` sets it back
-    )
+    seconds: float = 0.0  # in collectives, mostly waiting for other ranks, not a processor; `take_waited` resets it
     current: Operation | None = None  # the collective that this rank carries out now
     _processor_wait: ProcessorWait = field(default_factory=ProcessorWait)
     _has_ended: bool = False  # this step's collectives have: other ranks are in the next step
