@@ -7,12 +7,15 @@ python benchmarks/simulation/bench.py --replay 98
 import argparse
 import os
 import platform
+import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import TimeoutError, get_context
+from multiprocessing import get_context
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
@@ -24,7 +27,7 @@ from simulation.kinds import play_any
 
 CHUNK = 50  # schedules that one process plays before it reports
 SHOWN = 20
-GRACE = 15.0  # seconds after the limit for schedules that have begun; one takes a fraction of a second
+ENDS_WITHIN = 120.0  # seconds for one schedule, which takes a fraction of a second
 
 
 @dataclass(slots=True)
@@ -45,6 +48,22 @@ class Report:
         self.struck.update(other.struck)
 
 
+@contextmanager
+def ending(within: float) -> Iterator[None]:
+    """Raise TimeoutError if the block does not end `within` that many seconds of the real clock."""
+
+    def stop(number: int, frame: object) -> None:
+        raise TimeoutError(f"the schedule did not end within {within:g} s of the real clock")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, within)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def play_some(seeds: range, end: float) -> Report:
     """Play the schedules of `seeds`; start no more of them after the time `end`."""
     torch.set_num_threads(1)
@@ -52,8 +71,13 @@ def play_some(seeds: range, end: float) -> Report:
     for seed in seeds:
         if time.monotonic() > end:
             break
-        outcome = play_any(seed)
         report.schedules += 1
+        try:
+            with ending(ENDS_WITHIN):
+                outcome = play_any(seed)
+        except TimeoutError as error:
+            report.wrong[seed] = [str(error)]
+            break  # a thread of this schedule may still run
         report.simulated += outcome.seconds
         report.struck.update(outcome.struck)
         if outcome.violations:
@@ -65,16 +89,12 @@ def play_some(seeds: range, end: float) -> Report:
 def play_all(first: int, schedules: int, jobs: int, limit: float) -> Report:
     """Play the schedules of `schedules` seeds in `jobs` processes; start no more of them after `limit` seconds.
 
-    A chunk of which a schedule does not end soon after the limit counts as wrong."""
+    A process starts without the threads of this one, and if one is killed, this raises an error."""
     chunks = [range(i, min(i + CHUNK, first + schedules)) for i in range(first, first + schedules, CHUNK)]
     total, end = Report(), time.monotonic() + limit
-    with get_context("fork").Pool(jobs) as pool:  # which ends its processes at the end of the block
-        results = [(chunk, pool.apply_async(play_some, (chunk, end))) for chunk in chunks]
-        for chunk, result in results:
-            try:
-                total.add(result.get(max(0.0, end + GRACE - time.monotonic()) if limit < float("inf") else None))
-            except TimeoutError:
-                total.wrong[chunk.start] = [f"a schedule of seeds {chunk.start} to {chunk.stop - 1} did not end"]
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        for result in [pool.submit(play_some, chunk, end) for chunk in chunks]:
+            total.add(result.result())
     return total
 
 

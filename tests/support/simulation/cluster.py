@@ -169,6 +169,7 @@ class Cluster:
             failure = self._attempt(group, term, failure)
             if failure is None:
                 return
+        self._kill(group.nodes)  # other nodes have completed the run
 
     def _registration(self, node: int) -> Any:
         return {"node": node, "who": self.who[node], "term": self.terms[node]}

@@ -12,6 +12,7 @@ from holdfast.audit.verdicts import audit_files
 from holdfast.errors import HoldfastError
 from holdfast.history.log import TornLine, stream_history
 from holdfast.runs.histories import open_history
+from simulation import scheduler
 from simulation.cluster import Cluster
 from simulation.faults import Faults
 from simulation.product import simulated
@@ -62,7 +63,9 @@ def _cluster(world: World, folder: Path) -> Cluster:
 
 
 def failures(world: World) -> list[str]:
-    return [f"{type(error).__name__} in the simulated code: {error} ({_place(error)})" for error in world.errors]
+    endless = [f"the schedule does not end: it is at {world.now:.0f} s, after {scheduler.OPERATIONS:,} operations"]
+    errors = [f"{type(error).__name__} in the simulated code: {error} ({_place(error)})" for error in world.errors]
+    return [*errors, *(endless if world.is_endless else ())]
 
 
 def _place(error: BaseException) -> str:

@@ -16,6 +16,7 @@ import xxhash
 
 TICK = 0.002  # seconds that most operations take, on average
 KEPT = 2000  # operations at the end of a schedule, which a replay shows
+OPERATIONS = 2_000_000  # of a schedule; one that ends has far fewer
 
 
 class Dead(BaseException):
@@ -75,6 +76,11 @@ class World:
         return str(self._digest.hexdigest())
 
     @property
+    def is_endless(self) -> bool:
+        """True if the tasks still did something after the last operation that the schedule may have."""
+        return self._operations >= OPERATIONS
+
+    @property
     def process(self) -> Process:
         """The process of the task that runs now."""
         assert self._current is not None
@@ -124,8 +130,10 @@ class World:
     def run(self, limit: float) -> None:
         """Run all tasks until they have ended, or until the simulated time `limit`; then kill the rest."""
         self._limit = limit
-        self._run()
-        self._is_over, self._limit = True, float("inf")
+        try:
+            self._run()
+        finally:  # also if a signal interrupts this: what a task does later must not disturb the next schedule
+            self._is_over, self._limit = True, float("inf")
         self._run()
 
     def stop(self) -> None:
@@ -144,8 +152,8 @@ class World:
         heapq.heappush(self._waiting, (when, self._operations, task))
 
     def _next(self) -> Task | None:
-        """Return the task that runs next, and set the clock; None if none is left, or the time is up."""
-        while self._waiting:
+        """Return the task that runs next, and set the clock; None if none is left, or the schedule has to end."""
+        while self._waiting and (self._is_over or not self.is_endless):
             when, number, task = self._waiting[0]
             if when > self._limit:
                 return None
