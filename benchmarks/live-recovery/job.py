@@ -69,6 +69,7 @@ class Job:
         self.notes.mkdir()
         self.tails = [Tail(self.out / "history" / f"rank-{number}.jsonl") for number in range(workers)]
         self.left: list[str] = []  # processes that outlived a killed supervisor
+        self.seen: set[int] = set()  # ids of processes of the job, as far as `processes` has seen them
         self._id = f"{os.getpid()}-{time.monotonic_ns()}"
         self._ends = 0.0
         self._process: subprocess.Popen[bytes] | None = None
@@ -170,7 +171,9 @@ class Job:
     def processes(self) -> list[int]:
         """Return the ids of all processes of the job."""
         folders = (folder for folder in Path("/proc").iterdir() if folder.name.isdigit())
-        return [int(folder.name) for folder in folders if self._is_mine(folder)]
+        running = [int(folder.name) for folder in folders if self._is_mine(folder)]
+        self.seen.update(running)
+        return running
 
     def _is_mine(self, folder: Path) -> bool:
         with suppress(OSError):

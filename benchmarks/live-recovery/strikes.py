@@ -36,6 +36,7 @@ import struck_sharded
 from job import COMMAND, Ended, Hung, Job, interrupted
 from judging import Reference, fallbacks, leaks, of_kind, wrong_audit, wrong_bits
 from kinds import KINDS, LIVE_ONLY, ONE, RESTART_ONLY, SCALED, SUPERVISOR, TWO, Strike
+from shared_memory import left_by
 from whole_states import whole_states, wrong_states
 
 EPOCHS, SHARDED_EPOCHS, STRIKES = 15, 3, 6  # per run: 960 steps, and 192 of sharded models, which are slower
@@ -196,7 +197,9 @@ class Bench:
 
     def _judge(self, job: Job, tally: Tally) -> None:
         plan = tally.plan
-        left, reference = [*job.left, *job.gone()], self._reference(plan)  # first: nothing may run during the checks
+        left = [*job.left, *job.gone()]  # first: nothing may run during the checks
+        left += [f"{name} in /dev/shm" for name in left_by(job.seen)]
+        reference = self._reference(plan)
         found: list[tuple[str, Iterable[str]]] = [
             ("left behind", left),
             ("wrong bits", wrong_bits(job, reference, is_exact=plan.is_exact)),
@@ -241,6 +244,7 @@ def _deal(job: Job, plan: Plan, tally: Tally) -> None:
             job.wait(lambda since=since, steps=strike.steps: job.is_whole(steps, since))
             time.sleep(strike.delay)
             since = job.reached()
+            job.processes()  # remember them all: a segment of shared memory is known by the process that made it
             hit = KINDS[strike.kind](job, strike)
         except Ended:
             tally.missed += len(plan.strikes) - number
@@ -258,8 +262,7 @@ def main() -> None:
     kinds = [kind for kind in KINDS if any(word in kind for word in given.kinds)]
     print(f"seed {given.seed}", file=sys.stderr, flush=True)
     place = Path(given.keep or tempfile.mkdtemp(prefix="strikes-"))
-    bench, shared = Bench(place, given.limit), _shared_memory()
-    began, tallies = time.monotonic(), []
+    bench, began, tallies = Bench(place, given.limit), time.monotonic(), []
     with suppress(KeyboardInterrupt):  # report the runs that have ended by then
         for tally in _all(bench, _planned(given, kinds), given, began):
             tallies.append(tally)
@@ -267,10 +270,7 @@ def main() -> None:
     (_report_shards if given.lost_shards else _report)(tallies, given.seed, time.monotonic() - began)
     if given.json:
         Path(given.json).write_text(json.dumps({"seed": given.seed, "runs": [asdict(tally) for tally in tallies]}))
-    left = _shared_memory() - shared
-    if left:
-        print(f"left in /dev/shm: {', '.join(sorted(left))}", file=sys.stderr)
-    wrong = bool(left) or any(tally.wrong for tally in tallies)
+    wrong = any(tally.wrong for tally in tallies)
     if wrong:
         print(f"the folders of the runs that went wrong are in {place}", file=sys.stderr)
     elif not given.keep:
@@ -284,13 +284,6 @@ def _planned(given: argparse.Namespace, kinds: list[str]) -> Iterator[Plan]:
     if given.sharded:
         return sharded_plans(given.seed, given.strategies, given.forms or list(struck_sharded.FORMS), kinds)
     return plans(given.seed, given.strategies, given.forms or list(struck.FORMS), kinds)
-
-
-def _shared_memory() -> set[str]:
-    """Return the names of all segments of shared memory on this machine."""
-    with suppress(OSError):
-        return {path.name for path in Path("/dev/shm").iterdir()}
-    return set()
 
 
 def _all(bench: Bench, planned: Iterator[Plan], given: argparse.Namespace, began: float) -> Iterator[Tally]:
