@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch.distributed import HashStore  # type: ignore[attr-defined]  # it is public
+from torch.distributed import DistNetworkError, HashStore  # type: ignore[attr-defined]  # they are public
 
 from holdfast.distributed import ranks as module
 from holdfast.distributed.ranks import Ranks
@@ -30,6 +30,24 @@ def test_a_busy_rank_0_is_not_taken_for_a_dead_one(monkeypatch: pytest.MonkeyPat
         assert not message.done()
         first.post("saved", "yes")
         assert message.result(30) == "yes"
+
+
+def test_a_busy_rank_0_whose_store_is_gone_prints_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "BEAT_SECONDS", 0.001)
+    asked = threading.Event()
+
+    class ClosedStore(HashStore):
+        def add(self, key: str, number: int) -> int:
+            asked.set()
+            raise DistNetworkError("Connection reset by peer")
+
+    first, _ = pair(patience=1.0)
+    first.store = ClosedStore()
+    with first.busy():
+        assert asked.wait(30)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_silent_peer_is_given_up_in_one_line() -> None:

@@ -18,8 +18,11 @@ from holdfast import cli
 from holdfast.errors import HoldfastError
 from holdfast.runs.config import RunConfig
 from holdfast.supervise.preload import warm
-from holdfast.supervise.supervisor import supervise
-from holdfast.supervise.workers import entry
+from holdfast.supervise.start_up import without_warnings_of_torch
+
+with without_warnings_of_torch():  # as `holdfast run` imports it
+    from holdfast.supervise.supervisor import supervise
+    from holdfast.supervise.workers import entry
 
 CLONE_NEWNET = 0x40000000
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from torch.distributed import HashStore  # type: ignore[attr-defined]  # it is public
+from torch.distributed import DistNetworkError, HashStore  # type: ignore[attr-defined]  # they are public
 
 from holdfast import process
 from holdfast.distributed.ranks import Ranks
@@ -55,6 +55,21 @@ def test_ranks_that_run_ahead_of_each_other_stop_at_one_boundary(ahead: list[int
         assert not peer.thread.is_alive(), "it never stopped"
     assert len({peer.stopped for peer in peers}) == 1
     assert peers[0].stopped < STEPS - 1
+
+
+class ClosedStore:
+    """A store whose server has exited."""
+
+    def check(self, keys: list[str]) -> bool:
+        raise DistNetworkError("Connection reset by peer")
+
+
+def test_a_rank_whose_store_is_gone_listens_no_more_and_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    stopping = Stopping(world(ClosedStore(), 0, 2), 0)  # type: ignore[arg-type]  # it knows enough of a store
+    stopping._listener.join(30)  # type: ignore[union-attr]  # a world of two has a listener
+    assert not stopping._listener.is_alive()  # type: ignore[union-attr]
+    assert capfd.readouterr().err == ""
+    assert not stopping.is_here(0)
 
 
 def test_a_rank_alone_stops_at_the_next_boundary(asked: None) -> None:

@@ -10,13 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # they are public
+from torch.distributed import DistError, HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # they are public
 from torch.distributed.rendezvous import rendezvous
 
 from holdfast.distributed.process_group import leave_default_group, replace_default_group
@@ -174,8 +174,9 @@ class Ranks:
         over = threading.Event()
 
         def beat() -> None:
-            while not over.wait(BEAT_SECONDS):
-                self.store.add(_BUSY, 1)
+            with suppress(DistError):  # the store is gone: this rank finds that out with its next message
+                while not over.wait(BEAT_SECONDS):
+                    self.store.add(_BUSY, 1)
 
         thread = threading.Thread(target=beat, name="holdfast-busy", daemon=True)
         thread.start()

@@ -14,6 +14,8 @@ A thread listens for the request, because a rank may learn of it while it waits 
 import threading
 from contextlib import suppress
 
+from torch.distributed import DistError
+
 from holdfast import process, progress
 from holdfast.distributed.ranks import BoundaryGate, Ranks, RanksChanged
 
@@ -99,7 +101,8 @@ class Stopping:
         return bool(self._ranks.from_rank_0(topic, None if wishes is None else "stop" * any(wishes)))
 
     def _listen(self, over: threading.Event) -> None:
-        with suppress(RanksChanged):  # `begin` is called again
+        # If the ranks change, `begin` is called again. If the store is gone, training finds that out for itself.
+        with suppress(RanksChanged, DistError):
             while not over.wait(LOOK):
                 if self.wanted or process.requested.is_set() or self._ranks.is_posted(WANTED):
                     self._agree_where()
