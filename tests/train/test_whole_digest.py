@@ -1,13 +1,22 @@
 """The digest of a state: any flipped bit changes it, and nothing else does."""
 
 import math
+from collections.abc import Callable
 from itertools import product
 
 import pytest
 import torch
 from torch import nn
 
-from holdfast.train.whole_digest import _COLUMNS, _SMALL, WholeDigest, are_finite, replicated_state
+from holdfast.train.whole_digest import (
+    _COLUMNS,
+    _SMALL,
+    DeviceDigest,
+    WholeDigest,
+    are_finite,
+    digest_in_memory,
+    replicated_state,
+)
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.complex64)
 LARGE = _SMALL + 6 * _COLUMNS + 7  # float32 values: read as a matrix, with a rest
@@ -18,8 +27,14 @@ def random_bits(count: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randint(0, 256, (count * size,), dtype=torch.uint8).view(dtype)
 
 
-def digest(*tensors: torch.Tensor) -> list[list[int]]:
-    return WholeDigest()(tensors).tolist()
+Digest = Callable[..., list[list[int]]]
+
+
+@pytest.fixture(params=["in memory", "on the device"])
+def digest(request: pytest.FixtureRequest) -> Digest:
+    """Each of the two ways to digest the tensors that it is called with."""
+    compute = digest_in_memory if request.param == "in memory" else DeviceDigest()
+    return lambda *tensors: compute(tensors).tolist()
 
 
 def with_flipped(tensor: torch.Tensor, byte: int, bit: int) -> torch.Tensor:
@@ -30,7 +45,9 @@ def with_flipped(tensor: torch.Tensor, byte: int, bit: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_single_flipped_bit_of_a_small_tensor_changes_the_digest(dtype: torch.dtype, count: int) -> None:
+def test_every_single_flipped_bit_of_a_small_tensor_changes_the_digest(
+    digest: Digest, dtype: torch.dtype, count: int
+) -> None:
     torch.manual_seed(count)
     tensor = random_bits(count, dtype)
     places = product(range(tensor.nbytes), range(8))
@@ -41,14 +58,14 @@ def test_every_single_flipped_bit_of_a_small_tensor_changes_the_digest(dtype: to
 
 @pytest.mark.parametrize("byte", [0, 3, 4096, 4 * _SMALL, 4 * LARGE - 29, 4 * LARGE - 28, 4 * LARGE - 1])
 @pytest.mark.parametrize("bit", range(8))
-def test_a_flipped_bit_of_a_large_tensor_changes_the_digest(byte: int, bit: int) -> None:
+def test_a_flipped_bit_of_a_large_tensor_changes_the_digest(digest: Digest, byte: int, bit: int) -> None:
     torch.manual_seed(1)
     tensor = random_bits(LARGE, torch.float32)
     assert digest(with_flipped(tensor, byte, bit))[0][0] != digest(tensor)[0][0]
 
 
 @pytest.mark.parametrize("count", [1000, LARGE])
-def test_swapped_values_and_bits_flipped_in_two_places_change_the_digest(count: int) -> None:
+def test_swapped_values_and_bits_flipped_in_two_places_change_the_digest(digest: Digest, count: int) -> None:
     torch.manual_seed(2)
     tensor = random_bits(count, torch.float32)
     swapped = tensor.clone()
@@ -59,17 +76,22 @@ def test_swapped_values_and_bits_flipped_in_two_places_change_the_digest(count: 
     assert digest(negative) != digest(tensor)
 
 
-def test_the_digest_does_not_depend_on_strides_or_on_the_place_in_memory() -> None:
+def test_the_digest_does_not_depend_on_strides_or_on_the_place_in_memory(digest: Digest) -> None:
     torch.manual_seed(3)
     tensor = torch.randn(6, 3, 5, 4)
     shifted = torch.empty(tensor.numel() + 1)[1:].view_as(tensor).copy_(tensor)
     assert digest(tensor) == digest(tensor.to(memory_format=torch.channels_last)) == digest(shifted)
 
 
-def test_each_tensor_has_a_digest_of_its_own_even_an_empty_one() -> None:
+def test_each_tensor_has_a_digest_of_its_own_even_an_empty_one(digest: Digest) -> None:
     one, two = torch.ones(3), torch.zeros(4)
     assert digest(one, two, torch.empty(0)) == [*digest(one), *digest(two), *digest(torch.empty(0))]
     assert digest() == []
+
+
+def test_tensors_in_host_memory_are_digested_there() -> None:
+    tensors = [torch.randn(3, 4), torch.ones((), dtype=torch.int64), torch.empty(0)]
+    assert WholeDigest()(tensors).tolist() == digest_in_memory(tensors).tolist()
 
 
 def test_the_state_of_replicas_has_the_parameters_their_moments_and_counters_and_nothing_else() -> None:

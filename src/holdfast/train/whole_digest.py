@@ -1,9 +1,9 @@
-"""A digest of every bit of many tensors, computed on their device with few integer operations.
+"""A digest of every bit of many tensors. Of tensors in host memory it is XXH3, which reads them once.
 
-The bits of a tensor are read as 64-bit integers. The upper half of each is mixed into the lower half, then it is
+On another device, it is computed there with few integer operations. The bits of a tensor are read as 64-bit integers. The upper half of each is mixed into the lower half, then it is
 multiplied by an odd number that depends on its position, and the products are summed modulo 2^64. All these operations
 can be inverted, so if one integer changes, the sum changes. Integer sums do not depend on the order of their terms, so
-every device computes the same digest.
+all devices of a kind compute the same digest.
 
 A large tensor is read as a matrix. The sums of its rows and the sums of its columns are digested instead: nothing of the
 size of the tensor is allocated. If one bit flips, exactly one sum of a row changes.
@@ -13,7 +13,9 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import torch
+import xxhash
 
 _COLUMNS = 4096
 _SMALL = 8 * _COLUMNS  # values of a tensor that is not read as a matrix
@@ -21,7 +23,27 @@ _MIX = -7046029254386353131  # an odd number with irregular bits
 
 
 class WholeDigest:
-    """A function that digests tensors. It keeps what depends only on their sizes."""
+    """A function that digests tensors where they are: in host memory, or on their device."""
+
+    def __init__(self) -> None:
+        self._on_device = DeviceDigest()
+
+    @torch.no_grad()
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return a digest of two 64-bit integers for each of `tensors`, on the device of the first of them."""
+        in_memory = not tensors or tensors[0].device.type == "cpu"
+        return digest_in_memory(tensors) if in_memory else self._on_device(tensors)
+
+
+def digest_in_memory(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return a digest of two 64-bit integers for each of `tensors`, computed by the processor."""
+    flat = [tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy() for tensor in tensors]
+    digests = b"".join(xxhash.xxh3_128_digest(octets.data) for octets in flat)
+    return torch.from_numpy(np.frombuffer(digests, np.int64).reshape(-1, 2).copy())
+
+
+class DeviceDigest:
+    """A function that digests tensors with operations of torch. It keeps what depends only on their sizes."""
 
     def __init__(self) -> None:
         self._layout: tuple[list[int], ...] = ()
