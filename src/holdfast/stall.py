@@ -19,15 +19,17 @@ class Stall:
     overlapped: float = 0.0  # writing in the background, which is not part of the stall
 
     def __post_init__(self) -> None:
-        for part in fields(self):
-            if not 0 <= (value := getattr(self, part.name)) < math.inf:
-                raise BadInput(f"the {part.name} time of a stall must be finite and 0 or more (got {value:g}).")
+        for name in STALL_TIMES:
+            if not 0 <= (value := getattr(self, name)) < math.inf:
+                raise BadInput(f"the {name} time of a stall must be finite and 0 or more (got {value:g}).")
 
     def __add__(self, other: "Stall") -> "Stall":
-        names = (part.name for part in fields(self))
-        return Stall(**{n: a + b for n, a, b in zip(names, astuple(self), astuple(other), strict=True)})
+        return Stall(**{n: a + b for n, a, b in zip(STALL_TIMES, astuple(self), astuple(other), strict=True)})
 
     @property
     def unaccounted(self) -> float:
         """The part of `waited` that no cause explains; negative if a time was counted twice by mistake."""
         return self.waited - (self.snapshot + self.enqueue + self.backpressure + self.write + self.sync)
+
+
+STALL_TIMES = tuple(part.name for part in fields(Stall))

@@ -1,5 +1,6 @@
 """Segments: every line of a history comes back byte for byte, and damage is one line."""
 
+import io
 import random
 import zipfile
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from fake_runs import random_run
 from holdfast.errors import Corrupt, FutureVersion
 from holdfast.events import Open, Other, Plan, Seconds, Step, What, line
-from holdfast.history.segment import FilePart, HistorySegment, encode
+from holdfast.history.segment import FilePart, HistorySegment, _array_in, encode
 from holdfast.sampler.digest import Samples
 from holdfast.sampler.plan import SamplePlan
 
@@ -138,6 +139,19 @@ def test_numpy_reads_a_segment(tmp_path: Path) -> None:
     opened = segment(tmp_path, [part("rank-0", [HOW, *(trained(n, loss=n**3 / 8) for n in range(20))])])
     with np.load(opened.path) as archive:
         assert archive["0/loss"].dtype == np.uint8
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float32])
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (3, 0), (3, 100_000), (2, 3, 4)])
+def test_the_arrays_of_a_segment_are_those_that_numpy_reads(dtype: type[np.generic], shape: tuple[int, ...]) -> None:
+    written, file = np.arange(np.prod(shape, dtype=int)).astype(dtype).reshape(shape), io.BytesIO()
+    np.lib.format.write_array(file, written, allow_pickle=False)
+    read = _array_in(file.getvalue())
+    assert (read.dtype, read.shape) == (written.dtype, written.shape)
+    assert np.array_equal(read, written)
+    if written.size:
+        with pytest.raises(ValueError, match=r"size|reshape|read"):
+            _array_in(file.getvalue()[:-1])
 
 
 def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:

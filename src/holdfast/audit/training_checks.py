@@ -5,7 +5,7 @@ the same world sizes, tensor-parallel groups and script arguments. All-reduce ov
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
@@ -29,14 +29,18 @@ ONLY_BUFFERS = "state of the buffers, such as BatchNorm's averages, but with the
 def every_step_was_trained(record: RunRecord) -> tuple[Verdict, str]:
     """Check that every step had a backward pass or an optimizer step, or changed the state of the model."""
     trained, unknown = 0, 0
-    if error := _untrained_steps(record):
-        return "fail", error
+    idle: dict[int, str] = {}  # step -> the first rank that received it and did not train it
     for attempt in record.trained:
         for session in record.attempts[attempt]:
-            is_trained, _ = _trained_and_idle(record, session)
+            is_trained, is_idle = _trained_and_idle(record, session)
             trained, unknown = trained + int(is_trained.sum()), unknown + int((~is_trained).sum())
-        if error := _different_work(record, attempt):
-            return "fail", error
+            if is_idle.any():
+                for step in session.steps.step[record.counted_rows(session)][is_idle].tolist():
+                    idle.setdefault(step, f"{session.who} in attempt {attempt}")
+    if idle:
+        return "fail", _idle_text(record, idle)
+    if error := next(filter(None, (_different_work(record, attempt) for attempt in record.trained)), None):
+        return "fail", error
     if error := _never_stepped_or_reduced(record):
         return "fail", error
     if unknown or not trained:
@@ -45,16 +49,7 @@ def every_step_was_trained(record: RunRecord) -> tuple[Verdict, str]:
     return "pass", f"{shares}: gradients reduced, optimizers stepped, or states changed"
 
 
-def _untrained_steps(record: RunRecord) -> str | None:
-    """Return a message about the steps that ranks received and did not train, or None if there are none."""
-    idle: dict[int, str] = {}  # step -> the first rank that left it out
-    for attempt in record.trained:
-        for session in record.attempts[attempt]:
-            _, is_idle = _trained_and_idle(record, session)
-            for step in session.steps.step[record.counted_rows(session)][is_idle].tolist():
-                idle.setdefault(step, f"{session.who} in attempt {attempt}")
-    if not idle:
-        return None
+def _idle_text(record: RunRecord, idle: Mapping[int, str]) -> str:
     first = min(idle)
     return (
         f"{record.step_name(first)} was handed out to {idle[first]} but not trained: no backward pass, no optimizer step, "
@@ -67,12 +62,12 @@ def _trained_and_idle(record: RunRecord, session: RankSession) -> tuple[NDArray[
 
     Both masks are False at a step if the history does not say whether it was trained."""
     worked, state, before = session.steps.worked, session.steps.shared, states_before(record, session)
-    known = (state != 0) & (before != 0)
+    known, is_same = (state != 0) & (before != 0), state == before
     rows = record.counted_rows(session)
     skipped = record.memberships(session.attempt or 0).skipped
     if skipped:  # the samples of a skipped step are declared missing, so it need not be trained
         worked = worked | np.isin(session.steps.step, list(skipped))
-    return (worked | changes_state(record, session))[rows], (~worked & known & (state == before))[rows]
+    return (worked | (known & ~is_same))[rows], (~worked & known & is_same)[rows]
 
 
 def changes_state(record: RunRecord, session: RankSession) -> NDArray[np.bool_]:

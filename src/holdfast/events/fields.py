@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeAlias, get_args, get_type_hints
 
@@ -12,7 +12,7 @@ from holdfast.events.any_run import JSON, Commit, Done, Malformed, Open, Other
 from holdfast.events.server_run import ServerEvent
 from holdfast.events.training_run import Detect, Judged, Seconds, Strike, TrainingEvent
 from holdfast.sampler.digest import Samples
-from holdfast.stall import Stall
+from holdfast.stall import STALL_TIMES, Stall
 
 What: TypeAlias = Open | Commit | Done | TrainingEvent | ServerEvent | Other | Malformed
 _RENAMED: Mapping[type[Any], str] = {Strike: "failure", Judged: "verdict"}  # other kinds have the name of their class
@@ -116,7 +116,7 @@ def _seconds(value: JSON) -> Seconds:
 
 def _stall(value: JSON) -> Stall:
     given = _object(value)
-    parts = {part.name: _part(given, part.name) for part in fields(Stall) if part.name in given}
+    parts = {name: _part(given, name) for name in STALL_TIMES if name in given}
     if negative := next((name for name, value in parts.items() if value < 0), None):
         raise ValueError(f"{negative}: {_shown(given[negative])} is below 0")
     return Stall(**parts)

@@ -20,7 +20,7 @@ from holdfast.sampler.plan import SamplePlan
 BLOCK = 256  # steps whose recorded sample digests have one digest
 DIGESTS = ("digest_high", "digest_low")
 PROOFS = "proofs"
-_IDS_AT_ONCE = 1 << 16
+_IDS_AT_ONCE = 1 << 14  # intermediate results stay in the processor's cache
 _LARGEST_BATCH = 1 << 24
 Digests = NDArray[np.uint64]  # two words for each step
 

@@ -10,6 +10,7 @@ import io
 import json
 import lzma
 import os
+import re
 import zipfile
 import zlib
 from collections import OrderedDict, defaultdict
@@ -34,6 +35,10 @@ _PLAN = b'{"event": "plan"'
 _NAME_LENGTHS = 26  # bytes from the beginning of a member to the lengths of its name and of its extra field
 _LARGEST = 1 << 31  # bytes of a column: a damaged file must not fill the memory
 _DATE = (1980, 1, 1, 0, 0, 0)
+_NPY = re.compile(  # as `write_array` begins an array of bytes or of integers
+    rb"\x93NUMPY\x01\x00..\{'descr': '(\|u1|<i8)', 'fortran_order': False, 'shape': \((\d+),(?: (\d+))?\), \} *\n",
+    re.DOTALL,
+)
 _KEPT = 64 << 20  # bytes of columns that are kept in memory
 # What a damaged file, or one that is not ours, can raise while it is read.
 _DAMAGE = (
@@ -199,6 +204,18 @@ def _read_part(described: Any) -> FoldedPart:
     return FoldedPart(**{**described, "rows": rows, "texts": range(*described["texts"])})
 
 
+def _array_in(data: bytes) -> NDArray[Any]:
+    """Return the array in the bytes of an .npy file.
+
+    `read_array` evaluates the header as Python, which takes longer than reading the columns of a short segment."""
+    if (match := _NPY.match(data)) is None:
+        other: NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+        return other
+    dtype, *shape = match.groups()
+    sizes = [int(size) for size in shape if size is not None]
+    return np.frombuffer(data, dtype.decode(), offset=match.end()).reshape(sizes)
+
+
 class _Member(NamedTuple):
     """A file in the archive: where it begins, its size there, its size and CRC, and how it is compressed."""
 
@@ -299,8 +316,7 @@ class HistorySegment:
         if member.size > _LARGEST:
             raise ValueError("a column is too large")
         data = self._deflated(member) if member.method == zipfile.ZIP_DEFLATED else self._extracted(f"{name}.npy")
-        array: NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-        return array
+        return _array_in(data)
 
     def _deflated(self, member: _Member) -> bytes:
         """Return the content of a member. `zipfile` would read the list of all members first."""

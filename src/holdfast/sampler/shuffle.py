@@ -60,9 +60,15 @@ def _through(x: _Words, size: int, keys: _Words) -> _Words:
     row, column = x & mask, x >> shift
     for row_key, column_key in zip(round_keys[0::2], round_keys[1::2], strict=True):
         # Adding, not xor, moves within a column: with xor only even permutations could be reached.
-        row += _hashed(column, row_key) >> np.uint64(32)
+        distance = _hashed(column, row_key)  # computed in place, so that it stays in the processor's cache
+        distance >>= np.uint64(32)
+        row += distance
         row &= mask
-        column += (_hashed(row, column_key) >> bits) * columns >> rest
+        distance = _hashed(row, column_key)
+        distance >>= bits
+        distance *= columns
+        distance >>= rest
+        column += distance
         np.minimum(column, column - columns, out=column)  # modulo: a negative number wraps to a large one
     column <<= shift
     column |= row
