@@ -83,6 +83,26 @@ def test_a_commit_that_comes_first_keeps_its_parts(store: DirectoryStore) -> Non
     assert torch.equal(loaded(store), OLD["w"])
 
 
+def test_it_commits_nothing_once_the_nodes_that_continue_have_chosen_what_to_restore(store: DirectoryStore) -> None:
+    def choose() -> None:
+        take(store, Term(2, "token 2", "node1:1", (1,)))
+        chosen.append(retention.resume(Fenced(store, 2), lambda step: step))
+
+    chosen: list[object] = []
+    with pytest.raises(CommitConflict):
+        save(Fenced(Freezing(store.path, commits, choose), 1), OLD)
+    assert chosen == [(None, ())]
+    assert manifest.steps(store) == []
+
+
+def test_the_nodes_that_continue_restore_what_it_commits_before_they_choose(store: DirectoryStore) -> None:
+    write(store, OLD)
+    store.put(manifest.extra_name(STEP), [b"{}"])
+    take(store, Term(2, "token 2", "node1:1", (1,)))
+    continued = Fenced(Freezing(store.path, commits, lambda: save(store, OLD)), 2)
+    assert retention.resume(continued, lambda step: step) == (STEP, ())
+
+
 def test_the_nodes_that_continue_save_the_same_step_in_a_folder_of_their_own(store: DirectoryStore) -> None:
     with pytest.raises(CommitConflict):
         save(Fenced(Freezing(store.path, commits, lambda: save(continue_as(store, 2), NEW)), 1), OLD)

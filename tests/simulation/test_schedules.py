@@ -34,7 +34,7 @@ def test_in_no_schedule_is_anything_lost_or_stuck() -> None:
         assert outcome.violations == (), f"python benchmarks/simulation/bench.py --replay {seed}"
 
 
-@pytest.mark.parametrize("seed", [2013783, 1000659])
+@pytest.mark.parametrize("seed", [2013783, 1000659, 50000522])
 def test_a_schedule_that_showed_a_defect_shows_none_now(seed: int) -> None:
     assert play_any(seed).violations == ()
 
@@ -67,6 +67,13 @@ PLANTED: dict[str, tuple[Callable[[int], Outcome], Any, str, Callable[..., Any],
         lambda self: None,
         "without all of its parts",
     ),
+    "parts are removed of a save that may still be committed": (
+        play,
+        manifest,
+        "_close",
+        lambda store, step, term: True,
+        "without all of its parts",
+    ),
     "retention removes too much": (play, snapshot, "outdated", keep_only_the_newest, "newer snapshots are good"),
     "a membership is lost": (
         play_live,
@@ -89,8 +96,8 @@ def test_a_planted_error_is_found(planted: str, monkeypatch: pytest.MonkeyPatch)
     pytest.fail(f"{WITHIN} schedules did not show that {planted}")
 
 
-def test_parts_that_are_removed_while_their_commit_is_under_way_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest, "_close", lambda store, step, term: True)
-    assert any("without all of its parts" in violation for violation in play(393).violations), (
-        "393 shows it, of 0 to 393"
+def test_a_commit_after_a_newer_term_has_chosen_what_to_restore_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest, "close_unfinished", lambda store: None)
+    assert any("though step 0 was committed" in violation for violation in play(1202).violations), (
+        "1202 shows it, of 0 to 1202"
     )

@@ -7,8 +7,8 @@ step-00000050-term-00000002/...                  the same, saved by the nodes th
 latest.json                                      a hint for people; readers do not need it
 
 A node that others continued without may be frozen between its look for newer terms and its next request. So each term
-has folders of its own. Before another term removes the files of an unfinished save, it closes the folder: it creates a
-manifest there that says so, and the frozen node cannot commit.
+has folders of its own. Before another term chooses a snapshot to restore, or removes the files of an unfinished save, it
+closes the folder: it creates a manifest there that says so, and the frozen node cannot commit.
 """
 
 import re
@@ -219,8 +219,10 @@ def _folders(listed: Iterable[StoredFile]) -> dict[tuple[int, int], set[str | No
 
 
 def _is_void(store: Store, place: tuple[int, int], parts: set[str | None]) -> bool:
-    """Return True if the folder of (step, term) is closed; read its manifest only if that is possible."""
-    return (not store.owns(place[1]) or parts == {_MANIFEST}) and _is_closed(store, *place)
+    """Return True if the folder of (step, term) is closed; read its manifest only if that is possible.
+
+    In a folder that is closed, extra.json is removed next."""
+    return (not store.owns(place[1]) or _EXTRA not in parts) and _is_closed(store, *place)
 
 
 def strange(store: Store) -> list[str]:
@@ -257,6 +259,14 @@ def remove(store: Store, step: int) -> None:
             pass
 
 
+def close_unfinished(store: Store) -> None:
+    """Close the folders in which nodes of another term may still commit a save that they have begun."""
+    for (step, term), parts in _folders(files(store)).items():
+        if _MANIFEST not in parts and _is_committable(store, term, parts) and _close(store, step, term):
+            with suppress(StorageFailed):
+                store.remove(extra_name(step, term))  # so that readers see that this is no snapshot
+
+
 def clear_uncommitted(store: Store, before: int | None = None) -> None:
     """Remove the files of uncommitted snapshots, which have no manifest.
 
@@ -267,14 +277,18 @@ def clear_uncommitted(store: Store, before: int | None = None) -> None:
     for (step, term), parts in _folders(listed).items():
         if (step, term) in committed or not (before is None or step < before):
             continue
-        # All parts are written before extra.json: without it, no commit of this folder can be under way.
-        if not store.owns(term) and _EXTRA in parts and not _close(store, step, term):
+        if _is_committable(store, term, parts) and not _close(store, step, term):
             continue
         left = sorted(part for part in parts if part and (part != _MANIFEST or store.owns(term)))
         for part in left:
             store.remove(file_name(step, part, term))
         if left:
             store.sweep(file_name(step, term=term))  # a rank that was killed may have left half a file
+
+
+def _is_committable(store: Store, term: int, parts: set[str | None]) -> bool:
+    """Return True if a commit by nodes of another term may be under way: they write extra.json after all other parts."""
+    return not store.owns(term) and _EXTRA in parts
 
 
 def _close(store: Store, step: int, term: int) -> bool:

@@ -24,7 +24,9 @@ def resume(store: Store, attempt: Callable[[int], T]) -> tuple[T | None, tuple[P
     """Return `attempt(step)` of the newest good snapshot (None if there is none), and the newer unusable snapshots.
 
     `attempt` must read the snapshot of a step, and raise Corrupt if the run cannot use it. Unusable snapshots are
-    renamed, so that they are not tried again. Only the process that commits snapshots may call this function."""
+    renamed, so that they are not tried again. Nodes of older terms commit nothing from now on: steps that are trained
+    after this choice must not be followed by an older snapshot. Only the process that commits may call this function."""
+    manifest.close_unfinished(store)
     found, bad = snapshot.search(store, attempt)
     for step in bad:
         set_aside(store, step)

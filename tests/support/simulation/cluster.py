@@ -291,3 +291,4 @@ class Cluster:
 
     def _restored(self, rank: int, found: RestoredState, protected: Protected) -> None:
         self.world.record(f"restored {found.step}")
+        self.truth.restored(found.step)

@@ -83,6 +83,13 @@ class Truth:
         if owner.token != term.token:
             self.violated(f"term {term.number} belongs to the nodes {owner.nodes} and to {term.nodes}")
 
+    def restored(self, step: int | None) -> None:
+        """Check that no newer snapshot than `step` was committed before the process that restored it ends its restore."""
+        if self.terms[self.world.process.name] < self._newest:
+            return  # other nodes continued without it
+        if newer := [other for other in self.good.values() if other > (-1 if step is None else step)]:
+            self.violated(f"{self.world.process.name} restored {step}, though step {max(newer)} was committed")
+
     def violated(self, what: str) -> None:
         self.world.record(f"VIOLATION {what}")
         self.violations.append(Violation(what))
