@@ -1,6 +1,7 @@
 """Import a Python file of the user, which may import the other files of its folder as a script does."""
 
 import sys
+from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -38,7 +39,13 @@ def _forget_other_versions(files: dict[Path, bytes]) -> None:
     changed = any(_contents.get(file, content) != content for file, content in files.items())
     stems = {file.stem for file in files}
     for name, module in list(sys.modules.items()):
-        file = Path(getattr(module, "__file__", None) or "").resolve()
+        file = _resolved(getattr(module, "__file__", None) or "")
         if file in _contents and (changed if file in files else file.stem in stems):
             del sys.modules[name]
     _contents.update(files)
+
+
+@cache
+def _resolved(file: str) -> Path:
+    """Return the path of a module's file without links. A process has thousands of modules, and each takes system calls."""
+    return Path(file).resolve()
