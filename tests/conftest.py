@@ -47,7 +47,7 @@ if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ENOUGH:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["attached_runs", "ray_fixtures", "supervisor_fixtures"]
+pytest_plugins = ["attached_runs", "ray_fixtures", "supervisor_fixtures", "undrawn_figures"]
 
 TESTS = Path(__file__).parent
 READY_WITHIN = 60.0
@@ -141,6 +141,11 @@ SECONDS = {
 OTHER_SECONDS = 0.2  # of another slow test
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import slow modules, and the libraries that they import, if no slow test is wanted."""
+    return _is_slow(collection_path) or None if config.option.markexpr == "not slow" else None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Mark slow tests, let pytest select among all of them, and order what it selected.
@@ -148,8 +153,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Tests that need Ray or the S3 server come first, so that one process starts each once.
     """
     for item in items:
-        place = _place(item)
-        if _needs_s3(item) or SLOW_FIXTURES & _fixtures(item) or SLOW_PLACES & {place, place.partition("/")[0]}:
+        if _needs_s3(item) or SLOW_FIXTURES & _fixtures(item) or _is_slow(item.path):
             item.add_marker("slow")
     yield
     items.sort(key=lambda item: ("ray_cluster" not in _fixtures(item), not _needs_s3(item)))
@@ -194,6 +198,12 @@ def pytest_collection_finish() -> None:
 def _place(item: pytest.Item) -> str:
     """Return the path of a test's module in the folder of the tests."""
     return item.path.relative_to(TESTS).as_posix()
+
+
+def _is_slow(path: Path) -> bool:
+    """Return True if all tests of a folder or module are slow."""
+    place = path.relative_to(TESTS).as_posix() if path.is_relative_to(TESTS) else ""
+    return bool(SLOW_PLACES & {place, place.partition("/")[0]})
 
 
 def _fixtures(item: pytest.Item) -> set[str]:

@@ -205,7 +205,7 @@ def package_of(module: str) -> str:
 def forbidden(source: str, module: str) -> list[str]:
     """Return a line for each import in `source`, the text of `module`, that the table does not allow."""
     package = package_of(module)
-    targets = sorted(imported(source, MODULES))
+    targets = sorted(imported(source))
     return [
         f"{package} may not import {package_of(target)}: {module} imports {target}"
         for target in targets

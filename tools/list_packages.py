@@ -4,7 +4,6 @@ docs/architecture.md gets one entry for each package with the names of its files
 gets the first sentence of every module. A test compares both with the source; `make format` runs this tool.
 """
 
-import ast
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -17,7 +16,8 @@ BEGIN, END = "<!-- packages: written by tools/list_packages.py -->", "<!-- end o
 
 def first_sentence(path: Path) -> str:
     """Return the first sentence of the docstring of a file, on one line."""
-    text = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0].split())
+    docstring = re.match(r'"""(.*?)(?:\n\n|""")', path.read_text(), flags=re.S)
+    text = " ".join(docstring[1].split()) if docstring else ""
     return re.split(r"(?<=\.)\s(?=[A-Z])", text)[0]
 
 

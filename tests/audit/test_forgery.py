@@ -961,20 +961,18 @@ seeds = st.integers(0, 10**9)
 
 
 @given(seeds)
-@settings(max_examples=60)
 def test_every_correct_run_passes_and_an_unfinished_one_is_unknown(seed: int) -> None:
     assert try_correct(seed) is None
 
 
 @given(seeds, st.sampled_from(WRONGS))
-@settings(max_examples=60)
 def test_every_wrong_run_is_caught(seed: int, wrong: str) -> None:
     assert try_wrong(seed, wrong) is None
 
 
 @given(seeds, st.sampled_from(sorted(FORGERIES)))
 @example(3474, "a life without its opening")
-@settings(max_examples=100)
+@settings(max_examples=2 * settings.default.max_examples)
 def test_every_forgery_of_what_was_trained_or_claimed_is_caught(seed: int, name: str) -> None:
     assert try_forgery(seed, name) is None
 
@@ -1003,7 +1001,6 @@ def test_a_forgery_that_once_passed(seed: int, name: str) -> None:
 
 
 @given(seeds)
-@settings(max_examples=30)
 def test_other_times_and_words_change_no_verdict(seed: int) -> None:
     assert try_cosmetic(seed) is None
 
@@ -1045,7 +1042,6 @@ writers = st.sampled_from(["rank-0", "rank-1", "rank-3", "rank-x", "supervisor",
 
 
 @given(st.lists(st.tuples(writers, whats), max_size=14))
-@settings(max_examples=80)
 @example([(rank, Step(0, 0, 0, 0, 0, 2**63 - 1, Samples(0), Seconds(0.0, 0.0, 0.0))) for rank in ("rank-0", "rank-1")])
 def test_any_history_gets_a_verdict(events: list[tuple[str, What]]) -> None:
     files: defaultdict[str, list[Event]] = defaultdict(list)

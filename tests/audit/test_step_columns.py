@@ -1,5 +1,6 @@
 """Folded steps are audited like lines: the samples of some are computed again, and no memory is kept for them."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -27,13 +28,18 @@ def share(step: int, rank: int, state: str | None = None) -> Step:
     return Step(*place, samples, Seconds(0.0, 0.001, 0.0), state or f"{step:016x}{rank:016x}", 1, 0, 1, step / 8)
 
 
-def files(saved: int = 400) -> dict[str, list[Event]]:
-    """A run of two ranks and 800 steps, with a save every `saved` steps."""
-    how = Plan(1, PLAN.samples, PLAN.batch, PLAN.epochs, PLAN.seed, saved, "blocking", "c")
+def files() -> dict[str, list[Event]]:
+    """Return the history of a run of two ranks and 800 steps, with a save every 400 steps."""
+    return {name: list(events) for name, events in whole_run().items()}
+
+
+@cache
+def whole_run() -> dict[str, list[Event]]:
+    how = Plan(1, PLAN.samples, PLAN.batch, PLAN.epochs, PLAN.seed, 400, "blocking", "c")
     history: dict[str, list[Event]] = {}
     for rank in (0, 1):
         steps = [what for n in range(PLAN.steps) for what in (share(n, rank), Commit(1, n + 1, 1, state=f"{n}"))]
-        kept = [what for what in steps if isinstance(what, Step) or (rank == 0 and what.step % saved == 0)]
+        kept = [what for what in steps if isinstance(what, Step) or (rank == 0 and what.step % 400 == 0)]
         whats = [Open(2), Attempt(1, 2, rank, 7), how, Recover(1, None, 0, 0, "keyed", 0.1), *kept, Done(1, 800)]
         history[f"rank-{rank}"] = [Event(1.7e9 + i / 100, f"rank-{rank}", what) for i, what in enumerate(whats)]
     return history

@@ -55,11 +55,13 @@ def test_nodes_that_each_see_some_blocks_choose_the_same_as_the_simulator(policy
     assert selection.credit == expected.credit
 
 
+@pytest.mark.slow
 def test_compare_measures_a_policy_of_ones_own(policy_file: Path, tmp_path: Path) -> None:
     comparison = hf.lab.compare(PAGERANK, trials=5, policies=[policy_file], out=tmp_path / "out")
     assert [row.policy for row in comparison][-1] == "oldest.py"
 
 
+@pytest.mark.slow
 def test_the_lab_measures_a_policy_of_ones_own(policy_file: Path, tmp_path: Path) -> None:
     words = [
         "--workload",

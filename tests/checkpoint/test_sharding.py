@@ -241,8 +241,8 @@ def test_a_mesh_of_other_ranks_than_those_that_saved_is_corrupt() -> None:
         sharding.from_json(good(), 4)
 
 
-def test_a_mesh_of_a_million_dimensions_is_corrupt() -> None:
-    mesh = [1] * 1_000_000
+def test_a_mesh_of_very_many_dimensions_is_corrupt() -> None:
+    mesh = [1] * 100_000
     splits = [[mesh_dim, 0] for mesh_dim in range(len(mesh))]
     with pytest.raises(Corrupt, match="dimensions"):
         sharding.from_json({"meshes": [mesh], "tensors": {"a": ["F32", [4], 0, splits]}}, 1)

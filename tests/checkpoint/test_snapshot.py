@@ -181,6 +181,7 @@ def test_the_newest_good_snapshot_is_found_and_what_was_passed_over_is_said(
     assert len(caplog.records) == 2
 
 
+@pytest.mark.slow  # each byte of three files; test_shard_file.py flips those of a shard in the fast tests
 @pytest.mark.parametrize("file", STEP_FILES)
 def test_every_flipped_byte_is_detected_and_the_previous_snapshot_used(tmp_path: Path, file: str) -> None:
     store = DirectoryStore(tmp_path)

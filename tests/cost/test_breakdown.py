@@ -758,7 +758,7 @@ def test_how_the_files_were_interleaved_changes_nothing(run: FakeHistory, data: 
 
 
 @given(runs(), st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_how_the_events_were_split_into_files_changes_nothing(
     tmp_path_factory: pytest.TempPathFactory, run: FakeHistory, data: st.DataObject
 ) -> None:
@@ -769,7 +769,6 @@ def test_how_the_events_were_split_into_files_changes_nothing(
 
 
 @given(runs(), st.data())
-@settings(max_examples=50)
 def test_files_torn_at_any_byte_still_add_up(
     tmp_path_factory: pytest.TempPathFactory, run: FakeHistory, data: st.DataObject
 ) -> None:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,25 +47,25 @@ def whats(rank: int) -> Iterator[What]:
             yield Step(attempt, 2, rank, *PLAN.position(step), step, samples, seconds, f"{step:032x}", 1, 0, 1, 0.5)
 
 
-LINES = {
-    f"rank-{rank}": [line(1.7e9 + i / 500, f"rank-{rank}", what) for i, what in enumerate(whats(rank))]
-    for rank in (0, 1)
-}
+@cache
+def lines_of(rank: int) -> list[bytes]:
+    """Return the lines of a rank's file."""
+    return [line(1.7e9 + i / 500, f"rank-{rank}", what) for i, what in enumerate(whats(rank))]
 
 
 @pytest.fixture
 def history(tmp_path: Path) -> Path:
     folder = tmp_path / "history"
     folder.mkdir()
-    for who, lines in LINES.items():
-        (folder / f"{who}.jsonl").write_bytes(b"".join(lines))
+    for rank in (0, 1):
+        (folder / f"rank-{rank}.jsonl").write_bytes(b"".join(lines_of(rank)))
     return folder
 
 
 def everything(history: Path) -> list[object]:
     """All that the readers of a history return."""
     torn: list[TornLine] = []
-    files = [history / f"{who}.jsonl" for who in LINES]
+    files = [history / f"rank-{rank}.jsonl" for rank in (0, 1)]
     return [
         list(stream_history(history, torn)),
         torn,
@@ -102,7 +103,7 @@ def test_when_the_run_is_over_only_lines_after_the_last_saved_step_are_left(hist
     before = list(stream_history(history, []))
     fold(history, least=1, is_over=True)
     assert list(stream_history(history, [])) == before
-    assert [lines_left(history / f"{who}.jsonl") for who in LINES] == [
+    assert [lines_left(history / f"rank-{rank}.jsonl") for rank in (0, 1)] == [
         len(line(1.8e9, "rank-0", Commit(2, STEPS, 1))),
         0,
     ]
@@ -113,13 +114,13 @@ def test_when_the_run_is_over_only_lines_after_the_last_saved_step_are_left(hist
 
 
 def test_without_a_commit_nothing_is_folded(history: Path) -> None:
-    lines = [text for text in LINES["rank-0"] if b'"commit"' not in text]
+    lines = [text for text in lines_of(0) if b'"commit"' not in text]
     (history / "rank-0.jsonl").write_bytes(b"".join(lines))
     assert fold(history, least=1) == 0
 
 
 def test_after_the_loss_of_rank_0_the_newest_snapshot_says_what_is_saved(history: Path) -> None:
-    (history / "rank-0.jsonl").write_bytes(b"".join(LINES["rank-0"][:400]))  # with a commit of step 300
+    (history / "rank-0.jsonl").write_bytes(b"".join(lines_of(0)[:400]))  # with a commit of step 300
     before = everything(history)
     assert fold(history, least=1, newest=lambda: 1200) == 1
     assert fold(history, least=1, newest=lambda: 300) == 0
@@ -169,7 +170,7 @@ def test_lines_keep_their_numbers(history: Path) -> None:
     fold(history, least=1)
     with (history / "rank-1.jsonl").open("ab") as file:
         file.write(b"no event\n")
-    with pytest.raises(Corrupt, match=rf"rank-1.jsonl, line {len(LINES['rank-1']) + 1}, is not an event"):
+    with pytest.raises(Corrupt, match=rf"rank-1.jsonl, line {len(lines_of(1)) + 1}, is not an event"):
         read_history(history)
 
 
@@ -267,21 +268,21 @@ def test_lines_that_are_folded_while_they_are_read_are_read_once(history: Path, 
 def test_a_follower_sees_every_line_that_is_not_a_step_once(history: Path) -> None:
     file = history / "rank-0.jsonl"
     following, from_start = GrowingFile(file, from_start=True), GrowingFile(file, from_start=True)
-    assert len(following.lines()) == len(LINES["rank-0"])
+    assert len(following.lines()) == len(lines_of(0))
     fold(history, least=1)
     assert following.lines() == []
     with file.open("ab") as more:
         more.write(line(1.8e9, "rank-0", Commit(3, 1200, 1)))
     assert len(following.lines()) == 1
     seen = [text for _ in range(9) for text in from_start.lines()]
-    others = [text for text in LINES["rank-0"] if b'"step", "time"' not in text]
+    others = [text for text in lines_of(0) if b'"step", "time"' not in text]
     assert [text for text in seen if b'"step", "time"' not in text][:-1] == others
-    assert len(seen) == len({*seen}) < len(LINES["rank-0"])
+    assert len(seen) == len({*seen}) < len(lines_of(0))
 
 
 def test_a_follower_that_was_asleep_continues_where_it_was(history: Path) -> None:
     file = history / "rank-1.jsonl"
-    lines = LINES["rank-1"]
+    lines = lines_of(1)
     file.write_bytes(b"".join(lines[:100]))
     following = GrowingFile(file, from_start=True)
     assert following.lines() == lines[:100]

@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=25)
+@settings(max_examples=settings.default.max_examples // 2)
 def test_the_lines_of_any_run_come_back(folder: Path, seed: int) -> None:
     run = random_run(random.Random(seed))
     parts = [

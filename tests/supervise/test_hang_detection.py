@@ -42,7 +42,7 @@ class Clock:
         return self.detector.look(workers, self.now, lambda seat: self.used, remote or RemoteProgress())
 
     def until(
-        self, *workers: WorkerLook, most: float = 4000.0, remote: RemoteProgress | None = None
+        self, *workers: WorkerLook, most: float = 2 * GENEROUS * LEAST, remote: RemoteProgress | None = None
     ) -> tuple[float, int] | None:
         """Return the seconds without progress after which a worker is found to hang, and its seat."""
         self.look(*workers, remote=remote)

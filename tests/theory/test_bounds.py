@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -41,7 +41,6 @@ def settled(distances: Floats, epsilon: float) -> int:
     return int(np.max(np.flatnonzero(distances >= epsilon), initial=-1)) + 1
 
 
-@settings(max_examples=60)
 @given(seed=seeds, dimension=st.integers(1, 6), c=st.floats(0.3, 0.97), scale=st.floats(1e-3, 1e3))
 def test_no_random_perturbations_of_a_linear_contraction_cost_more_than_theorem_3_2(
     seed: int, dimension: int, c: float, scale: float

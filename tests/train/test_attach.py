@@ -40,10 +40,12 @@ def alone() -> tuple[int, int]:
     return threads, times
 
 
+@pytest.mark.slow
 def test_they_are_chosen_before_a_script_trains(alone: tuple[int, int]) -> None:
     assert alone[1] == 1
 
 
+@pytest.mark.slow
 def test_no_thread_is_started_for_it(alone: tuple[int, int]) -> None:
     assert alone[0] == 0
 

@@ -114,7 +114,7 @@ def whole() -> bool:
     return False
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=4 * settings.default.max_examples)
 @given(samples=st.integers(1, 30), world=st.integers(1, 5), batch=st.integers(1, 12))
 def test_with_a_sharded_model_exactly_those_parts_are_refused_that_have_a_batch_more_than_others(
     samples: int, world: int, batch: int

@@ -27,7 +27,7 @@ def test_a_boundary_is_not_passed_while_a_thread_waits_there() -> None:
 
 
 def test_training_stops_at_the_boundary_that_a_waiting_thread_was_given() -> None:
-    for trial in range(200):
+    for trial in range(50):
         turn, reached = BoundaryGate(), list[int]()
 
         def train(turn: BoundaryGate = turn, reached: list[int] = reached) -> None:
@@ -38,7 +38,7 @@ def test_training_stops_at_the_boundary_that_a_waiting_thread_was_given() -> Non
 
         training = threading.Thread(target=train)
         training.start()
-        threading.Event().wait(trial * 1e-6)
+        threading.Event().wait(trial * 4e-6)
         said = turn.wait("somebody")
         training.join(30)
         assert reached == [said]

@@ -31,7 +31,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("writer", ["overlapped", "blocking"])
-@pytest.mark.parametrize("task", [TASK, Task(epochs=3, scaler=True), Task(epochs=3, micro_batches=3, num_workers=1)])
+@pytest.mark.parametrize(
+    "task",
+    [
+        TASK,
+        Task(epochs=3, scaler=True),
+        pytest.param(Task(epochs=3, micro_batches=3, num_workers=1), marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_that_is_stopped_and_resumed_ends_with_the_bits_of_one_that_was_not(
     tmp_path: Path, task: Task, writer: str
 ) -> None:

@@ -232,6 +232,7 @@ class TestMetrics:
         assert metrics._number(float("-inf")) == "-Inf"
 
 
+@pytest.mark.usefixtures("undrawn")
 class TestWeb:
     @pytest.fixture
     def site(self, tmp_path: Path) -> web.Site:
@@ -326,6 +327,7 @@ class TestWeb:
                 pass
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_page_in_order(tmp_path: Path) -> None:
     import signal
 

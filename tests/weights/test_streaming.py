@@ -229,6 +229,7 @@ for to, how in (("x.safetensors", {}), ("hf", {"shard_size": "40MB"}), ("dcp", {
 """Prints by how many MiB the largest memory use of the process grew in each export."""
 
 
+@pytest.mark.slow
 def test_an_export_holds_about_one_tensor_in_memory(tmp_path: Path) -> None:
     run = large_run(tmp_path / "run", tensors=12)
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}

@@ -77,7 +77,7 @@ def test_a_change_of_any_module_that_trains_makes_earlier_measurements_outdated(
             reached.add(name)
             todo += [
                 other
-                for other in imported(known[name].read_text(), known)
+                for other in imported(known[name].read_text())
                 if other.startswith(("holdfast.lab.sharded.", "holdfast.live."))
             ]
     assert reached <= set(sharded_tradeoff.MEASURED_BY)

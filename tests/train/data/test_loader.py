@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Subset, default_collate, get_worker_info
 
@@ -41,7 +41,6 @@ def loaded(dataset: Any = None, *, workers: int = 0, parts: int = 1, start: int 
     return [[[column.tolist() for column in part] for part in parts] for _, parts in several]
 
 
-@settings(max_examples=30)
 @given(start=st.integers(0, 9), world=st.integers(1, 10), chunk=st.sampled_from([1, 30, 1000]))
 def test_every_rank_requests_its_share_of_every_window(start: int, world: int, chunk: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
