@@ -1,5 +1,6 @@
 """Audit: verdicts from a history alone, each check on histories that pass, fail, and tell nothing."""
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 from fake_runs import changed, digest
 from holdfast import finding
 from holdfast.audit.verdicts import CHECKS, Finding, audit, audit_run, worst
-from holdfast.errors import Corrupt
 from holdfast.events import (
     KINDS,
     Attempt,
@@ -273,12 +273,24 @@ def test_torn_lines_are_reported_and_break_nothing(tmp_path: Path) -> None:
     assert f"killed writers left 1 torn line: rank-1.jsonl line {lines + 1}, 13 bytes" in readable.because
 
 
-def test_a_changed_history_is_an_error(tmp_path: Path) -> None:
+def test_a_damaged_line_fails_and_the_other_lines_are_checked(tmp_path: Path) -> None:
     write(tmp_path, KILLED)
     whole = (tmp_path / "rank-1.jsonl").read_bytes()
-    (tmp_path / "rank-1.jsonl").write_bytes(whole.replace(b'"step"', b'"st', 1))
-    with pytest.raises(Corrupt, match="rank-1"):
-        audit_run(tmp_path)
+    (tmp_path / "rank-1.jsonl").write_bytes(whole.replace(b'"attempt"', b'"att', 1))
+    findings = audit_run(tmp_path)
+    assert [finding.check for finding in findings] == list(CHECKS)
+    assert findings[0].verdict == "fail"
+    assert findings[0].because.startswith(
+        "1 line cannot be right: a damaged event of rank-1 (rank-1.jsonl, line 2): it is not JSON from character"
+    )
+    assert findings[0].because.endswith("restore the file from a copy")
+    assert next(finding.verdict for finding in findings if finding.check == "one_plan") == "pass"
+
+
+def test_a_line_longer_than_any_event_fails_without_reading_it_whole(tmp_path: Path) -> None:
+    write(tmp_path, KILLED)
+    os.truncate(tmp_path / "rank-1.jsonl", 6 << 30)  # sparse: it holds zeros
+    assert "it is longer than any event" in audit_run(tmp_path)[0].because
 
 
 def test_a_line_that_does_not_say_what_it_must_is_named_by_file_and_number(tmp_path: Path) -> None:

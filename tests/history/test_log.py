@@ -307,7 +307,7 @@ def test_a_line_longer_than_any_event_is_refused_without_reading_it_whole(tmp_pa
     with HistoryWriter(tmp_path, "rank-0", clock=ticking()) as history:
         history.append(Done(1, 7))
     os.truncate(tmp_path / "rank-0.jsonl", 6 << 30)  # sparse: it holds zeros
-    with pytest.raises(Corrupt, match="line 3, is longer than any event"):
+    with pytest.raises(Corrupt, match="line 3, is not an event: it is longer than any event"):
         read_history(tmp_path)
 
 

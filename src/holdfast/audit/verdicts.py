@@ -79,7 +79,7 @@ def audit_run(path: Where, facts: RunFacts | None = None) -> tuple[Finding, ...]
     The settings of the run (`facts`) are read from its run.json if they are not given."""
     with no_collection():
         torn: list[TornLine] = []
-        findings = audit_files(stream_blocks(path, torn), torn, facts or read_facts(path))
+        findings = audit_files(stream_blocks(path, torn, keep_damaged=True), torn, facts or read_facts(path))
     check = snapshot_checks.snapshots_hold_every_row_once
     place = checkpoints_of(path)
     verdict = check(place) if place else None

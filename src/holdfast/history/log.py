@@ -178,11 +178,15 @@ def stream_history(path: Where, torn: list[TornLine]) -> Iterator[tuple[str, Eve
             yield name, event
 
 
-def stream_blocks(path: Where, torn: list[TornLine]) -> Iterator[tuple[str, Event | StepRun]]:
-    """Yield (file name, event) as `stream_history` does, but one `StepRun` for consecutive steps in a segment."""
+def stream_blocks(
+    path: Where, torn: list[TornLine], *, keep_damaged: bool = False
+) -> Iterator[tuple[str, Event | StepRun]]:
+    """Yield (file name, event) as `stream_history` does, but one `StepRun` for consecutive steps in a segment.
+
+    With `keep_damaged`, a line that is not an event is yielded as a `Malformed` event of the file's writer."""
     for file in files_of(path):
         name = file.stem
-        for item in _read_items(file, torn):
+        for item in _read_items(file, torn, keep_damaged=keep_damaged):
             yield name, item
 
 
@@ -254,21 +258,33 @@ def _read_file(path: Path, torn: list[TornLine]) -> Iterator[Event]:
             yield item
 
 
-def _read_items(path: Path, torn: list[TornLine]) -> Iterator[Event | StepRun]:
+def _read_items(path: Path, torn: list[TornLine], *, keep_damaged: bool = False) -> Iterator[Event | StepRun]:
     require_file(path)
     try:
         for number, item in numbered_lines(path, LONGEST):
             if isinstance(item, StepRun):
                 yield item
                 continue
-            if len(item) == LONGEST:  # the lines behind it must not be ignored
-                raise Corrupt(f"{path}, line {number}, is longer than any event: restore the file from a copy.")
-            if not item.endswith(b"\n"):  # only the last line can lack it
+            is_too_long = len(item) == LONGEST  # the lines behind it must not be ignored
+            if not (is_too_long or item.endswith(b"\n")):  # only the last line can lack it
                 torn.append(TornLine(path, number, len(item)))
                 break
-            yield _event(item, path, number, torn)
+            try:
+                event = _event(item, path, number, torn)
+            except Corrupt as error:
+                if not keep_damaged:
+                    raise
+                event = _damaged(path, number, error)
+            yield event
+            if is_too_long:
+                break
     except OSError as error:
         raise StorageFailed(f"cannot read the history {path}: {error.strerror or error}.") from error
+
+
+def _damaged(path: Path, number: int, error: Corrupt) -> Event:
+    why = f"{error.__cause__}; restore the file from a copy"
+    return Event(0.0, path.stem, Malformed("damaged", {}, why, number))
 
 
 def _event(text: bytes, path: Path, number: int, torn: list[TornLine]) -> Event:
@@ -281,6 +297,8 @@ def _event(text: bytes, path: Path, number: int, torn: list[TornLine]) -> Event:
 
 def _decode(text: bytes, path: Path, number: int, of: str = "line") -> Event:
     try:
+        if len(text) == LONGEST:
+            raise ValueError("it is longer than any event")
         event = parse(text)
     except ValueError as error:
         raise Corrupt(
