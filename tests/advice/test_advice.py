@@ -500,6 +500,15 @@ def test_failures_that_were_seen_are_a_rate_and_those_that_were_injected_are_not
     assert failure_rate(costs_of(), Question(mtbf=7.0)) == Estimate.exact(7.0, GIVEN)
 
 
+def test_a_node_that_comes_back_is_no_failure() -> None:
+    run = calm()
+    run.dies(0.5, how="return", rank=-1)
+    run.restarts(3.0)
+    for _ in range(4):
+        run.trains(0.0, 0.5)
+    assert (run_costs(run.events).struck, run_costs(run.events).failed) == (0, 0)
+
+
 def test_published_rates_by_size_are_those_of_the_papers() -> None:
     def hours(workers: int) -> Estimate:
         return failure_rate(costs_of(), Question(workers=workers)).times(1 / HOUR)

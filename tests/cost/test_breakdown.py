@@ -628,6 +628,31 @@ def test_a_node_that_only_lost_its_peers_does_not_name_the_casualty() -> None:
     assert (failure.rank, failure.detected, failure.detection) == (1, "signal", near(0.25))
 
 
+def test_a_restart_for_a_node_that_comes_back_is_not_called_a_failure() -> None:
+    run = FakeHistory(world=2)
+    run.launches()
+    run.trains()
+    run.dies(0.25, how="return", rank=-1)
+    run.says("supervisor-7", detected(1, 1, "peer"))  # its workers lost those that node 0 had killed for this
+    run.restarts(0.5)
+    run.trains()
+    (returned,) = cost_breakdown(run.events).failures
+    assert (returned.name, returned.rank, returned.detected) == ("node returned", None, "return")
+    assert returned.recovery == near(0.25 + 0.5 + 0.25)
+
+
+def test_a_node_that_comes_back_does_not_hide_the_failure_of_a_worker() -> None:
+    run = FakeHistory(world=2)
+    run.launches()
+    run.trains()
+    run.dies(0.25, how="return", rank=-1)
+    run.says("supervisor-7", detected(1, 1, "signal"))
+    run.restarts()
+    run.trains()
+    (failure,) = cost_breakdown(run.events).failures
+    assert (failure.name, failure.rank, failure.detected) == ("not injected", 1, "signal")
+
+
 def test_a_worker_that_dies_while_it_is_to_save_was_not_preempted_in_order() -> None:
     run = FakeHistory()
     run.launches()

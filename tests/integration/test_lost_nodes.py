@@ -116,6 +116,8 @@ def test_the_others_go_on_without_a_lost_node_and_let_it_in_when_it_comes_back(
     assert "frame #" not in left.stderr  # of the C++ code in torch
     back = run.start(lost)
     run.await_world(3, 2)
+    detects = [each.what for each in left.events("detect", f"supervisor-{1 - lost}")]
+    assert (detects[-1].kind, detects[-1].message) == ("return", f"node {lost} came back")
     completed(run, [left, back], attempts=3)
     audited(left.out, monkeypatch, capfd)
 

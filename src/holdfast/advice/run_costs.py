@@ -113,7 +113,7 @@ def run_costs(history: Sequence[Event]) -> RunCosts:
         live={name: next_of(seconds) for name, seconds in _live_pauses(cost, history, step.value).items()},
         recovery=next((regroup.strategy for regroup in _regroups(history)), None),
         struck=sum(failure.kind is not None for failure in cost.failures),
-        failed=sum(failure.kind is None for failure in cost.failures),
+        failed=sum(failure.kind is None and not failure.has_returned for failure in cost.failures),
         losses=convergence(noted),
         noted=len(noted),
     )

@@ -109,7 +109,7 @@ def _print_one(breakdown: "CostBreakdown") -> None:
         table = Table(*heads, box=None)
         for failure in breakdown.failures:
             table.add_row(
-                cell(failure.kind or "not injected"),
+                cell(failure.name),
                 str(failure.step),
                 "" if failure.rank is None else str(failure.rank),
                 cell(failure.detected or ""),

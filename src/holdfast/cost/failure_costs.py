@@ -11,6 +11,8 @@ from holdfast.events import Attempt as Began
 from holdfast.events import Detect, Recover, Strike
 from holdfast.faults.points import FLIP
 
+RETURN = "return"  # the kind of a detection for a node that comes back
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureCost:
@@ -31,6 +33,16 @@ class FailureCost:
     rework_steps: int = 0
     rework: float = 0.0  # to repeat `rework_steps` steps
     samples_lost: int = 0
+
+    @property
+    def name(self) -> str:
+        """The kind of an injected failure, "not injected", or "node returned" for a restart without a failure."""
+        return self.kind or ("node returned" if self.has_returned else "not injected")
+
+    @property
+    def has_returned(self) -> bool:
+        """True if nothing failed: all workers restarted together with a node that came back."""
+        return self.detected == RETURN and self.kind is None
 
 
 def failure_costs(timelines: Sequence[AttemptTimeline], history: Sequence[Item]) -> list[FailureCost]:
@@ -190,7 +202,7 @@ def _detection(attempt: AttemptTimeline, elsewhere: Iterable[Item]) -> tuple[Det
     if not detects:
         return None, None
     # A node that only lost its peers may record that before the node that lost the worker.
-    _, _, detect = min(detects, key=lambda row: (row[2].kind == "peer", row[0], row[1]))
+    _, _, detect = min(detects, key=lambda row: (row[2].kind in ("peer", RETURN), row[0], row[1]))
     return detect, min(max(min(at for at, _, _ in detects), attempt.stop), attempt.stretch.end)
 
 

@@ -210,7 +210,7 @@ def _failures(runs: Sequence[ReportedRun]) -> Table:
     rows: list[list[Cell]] = []
     for run in runs:
         for failure in run.cost.failures:
-            which = (failure.attempt, failure.step, failure.kind or "not injected", failure.rank, failure.detected)
+            which = (failure.attempt, failure.step, failure.name, failure.rank, failure.detected)
             lost = (failure.rework_steps, failure.samples_lost)
             rows.append([*_run_cell(runs, run), *which, failure.detection, failure.to_first_step, *lost])
     columns = [*_run_column(runs), *names, *seconds, Column("undone steps"), Column("samples lost")]

@@ -23,7 +23,7 @@ from holdfast.progress import WORDS, Progress
 from holdfast.supervise.verdict import Word
 
 _MISTAKES = ("NameError", "UnboundLocalError", "SyntaxError", "IndentationError")
-Kind = Literal["exit", "signal", "hang", "error", "storage", "peer", "corruption"]
+Kind = Literal["exit", "signal", "hang", "error", "storage", "peer", "return", "corruption"]
 Origin = Literal["script", "refused", "storage", "peer", "overwritten", "corruption"]
 """The source of an error: the script, a refusal by holdfast (which a restart would repeat), storage, a lost peer,
 damaged snapshots that have overwritten the initial weights of a sharded model, or a wrong state."""
@@ -204,6 +204,11 @@ def _corruption(raised: RaisedException, exits: Sequence[WorkerExit]) -> FirstFa
 def lost_peer(message: str, rank: int = -1) -> FirstFailure:
     """Return the failure of a worker on another node. Only its `message` is known, and perhaps its `rank`."""
     return FirstFailure(kind="peer", rank=rank, local_rank=-1, exit=None, signal=None, message=message)
+
+
+def returned_node(message: str) -> FirstFailure:
+    """Return the reason of a restart for nodes that come back; it is recorded like a failure."""
+    return FirstFailure(kind="return", rank=-1, local_rank=-1, exit=None, signal=None, message=message)
 
 
 _STACKS = "the stacks of its threads are in "

@@ -20,7 +20,14 @@ from holdfast.runs.lock import FolderWatch
 from holdfast.supervise.checkpoint_place import Checkpoints
 from holdfast.supervise.disk_space import DiskSpace
 from holdfast.supervise.display import Display, Journal
-from holdfast.supervise.failure_cause import FirstFailure, RestartPolicy, first_failure, lost_peer, surrender
+from holdfast.supervise.failure_cause import (
+    FirstFailure,
+    RestartPolicy,
+    first_failure,
+    lost_peer,
+    returned_node,
+    surrender,
+)
 from holdfast.supervise.folding import HistoryFolding
 from holdfast.supervise.hang_detection import RemoteProgress
 from holdfast.supervise.nodes.connection import Unreachable
@@ -340,13 +347,19 @@ class RunLoop:
                 return self._completed()
             if (text := self._nodes.stopped()) is not None:
                 return RunVerdict.from_text(text)
-            if self._nodes.waiting_nodes() > 0:
-                return self._restart(lost_peer("another node starts again"))
+            if waiting := self._nodes.waiting_nodes():
+                return self._restart(self._arrival_of(waiting))
             if lost := self._nodes.peers.lost(suspected=self._membership.is_suspicious):
                 return self._lose_nodes(lost)
         except Unreachable as error:
             return self._restart(self._lost_host(error))
         return None
+
+    def _arrival_of(self, nodes: list[int]) -> FirstFailure:
+        """Return why all workers restart for waiting nodes: they come back, or the workers of one of them have failed."""
+        if set(nodes) & set(self._nodes.peers.present):
+            return lost_peer("another node starts again")
+        return returned_node(f"{node_names(nodes)} came back")
 
     def _exchange_progress(self) -> None:
         here, steps = self._membership.local_progress(), self._stragglers.latest_steps()

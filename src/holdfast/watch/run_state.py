@@ -147,7 +147,7 @@ class RunState:
                 self.stalled += stall.waited
             case Commit(found=False, bytes=size) if event.who == "controller":
                 self.saves, self.saved_bytes = self.saves + 1, self.saved_bytes + size
-            case Detect(kind=kind) if kind != "peer":
+            case Detect(kind=kind) if kind not in ("peer", "return"):
                 self.failures[kind] += 1
             case Lost(kind=kind):
                 self.failures[kind] += 1
@@ -196,8 +196,8 @@ def _description(what: What) -> str:
             return f"restarted with {counted(workers, 'worker')}" + (
                 f" from step {newest}" if newest is not None else ""
             )
-        case Detect(kind="corruption", message=message):
-            return message  # it names the ranks
+        case Detect(kind="corruption" | "return", message=message):
+            return message  # it names the ranks or the nodes
         case Detect(rank=rank, message=message, step=step):
             where = f" in step {step}" if step is not None else ""
             return f"rank {rank} {message.splitlines()[0] if message else 'failed'}{where}"

@@ -279,8 +279,9 @@ class MultiNodeRendezvous(Rendezvous):
                 return True
         return False
 
-    def waiting_nodes(self) -> int:
-        return self._connection.ask(lambda store: int(store.add(f"came/{store.add('closed', 0) + 1}", 0)))
+    def waiting_nodes(self) -> list[int]:
+        greetings = self._connection.ask(lambda store: read_greetings(store, store.add("closed", 0) + 1))
+        return [greeting["node"] for greeting in greetings]
 
     def stop(self, verdict: str) -> None:
         self._set("verdict", verdict)

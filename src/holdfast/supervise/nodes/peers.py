@@ -47,7 +47,6 @@ class OtherNodes(Peers):
 
     @property
     def present(self) -> list[int]:
-        """The numbers of the nodes that were not lost since the start, including this node."""
         return [node for node in self.where if node not in self._dropped]
 
     @property

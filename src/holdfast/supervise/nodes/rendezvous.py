@@ -201,6 +201,11 @@ class Peers:
         self._server = server
 
     @property
+    def present(self) -> list[int]:
+        """The numbers of the nodes that were not lost since the start, including this node."""
+        return [*self.where]
+
+    @property
     def decides(self) -> bool:
         """True if this node decides for all nodes which workers train together."""
         return self._server is not None
@@ -283,9 +288,9 @@ class Rendezvous:
         """Let the remaining workers continue without the lost `nodes`; return False if that is not possible."""
         return False
 
-    def waiting_nodes(self) -> int:
-        """Return the number of nodes that wait for the next start of all workers."""
-        return 0
+    def waiting_nodes(self) -> list[int]:
+        """Return the numbers of the nodes that wait for the next start of all workers."""
+        return []
 
     def stop(self, verdict: str) -> None:
         """Tell the other nodes that the run failed or was stopped; `verdict` is JSON text."""
