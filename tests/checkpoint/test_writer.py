@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from holdfast.blocks.division import Array
 from holdfast.checkpoint import manifest, payload, scrub, snapshot
+from holdfast.checkpoint.bandwidth import BandwidthLimit
 from holdfast.checkpoint.capture import PIECE, BufferPool, HostImage, StateCapture, make_ready
 from holdfast.checkpoint.device import ByteRun, _packed
 from holdfast.checkpoint.shard_file import SEGMENT
@@ -674,3 +675,23 @@ def test_what_an_abandoned_save_left_is_removed_by_a_later_one(tmp_path: Path, w
         save_alone(ours, step, weights(step), {})
     assert [saved.step for saved in ours.close()] == [1, 3, 4]
     assert {name.split("/")[0] for name in store.names()} == {"step-00000003", "step-00000004", "latest.json"}
+
+
+# A limit of the bandwidth.
+
+
+def test_a_limit_of_the_bandwidth_slows_the_background_and_not_training_until_the_run_ends(tmp_path: Path) -> None:
+    slept = threading.Event()
+
+    def sleep(seconds: float) -> None:
+        slept.set()
+        threading.Event().wait(0.001)
+
+    limit = BandwidthLimit(1000.0, lambda: False, clock=lambda: 0.0, sleep=sleep)
+    ours = overlapped(DirectoryStore(tmp_path), keep_last=2, max_inflight=2, limit=limit)
+    save_alone(ours, 1, weights(1.0, 1_000_000), {})  # 40,000 pauses, if the limit stays
+    save_alone(ours, 2, weights(2.0, 1_000_000), {})  # does not wait for the first
+    assert slept.wait(DEADLINE)
+    assert ours.finished() == []
+    assert [saved.step for saved in ours.close()] == [1, 2]
+    assert snapshot.load(DirectoryStore(tmp_path), 2).step == 2

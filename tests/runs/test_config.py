@@ -64,6 +64,7 @@ def test_the_kth_restart_has_the_kth_number_of_workers_and_the_last_one_stays(co
         ("hang_timeout", 0.0, "--hang-timeout must be greater than 0 (got 0)."),
         ("replace_slow", 1.0, "--replace-slow must be 1.25 or more (got 1)"),
         ("replace_slow", 1.5, "add --spares 1 and a live recovery"),
+        ("save_bandwidth", 0, "--save-bandwidth must be 1 byte a second or more (got 0)."),
     ],
 )
 def test_a_config_that_cannot_be_run_is_refused_in_one_line(field: str, value: object, line: str) -> None:
@@ -71,6 +72,11 @@ def test_a_config_that_cannot_be_run_is_refused_in_one_line(field: str, value: o
         RunConfig(script="train.py", **{field: value})  # type: ignore[arg-type]
     assert line in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_limit_of_the_bandwidth_is_refused_where_training_would_wait_for_it() -> None:
+    with pytest.raises(BadInput, match="leave one of the two out"):
+        RunConfig(script="train.py", writer="blocking", save_bandwidth=1000)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"script": "a", "speed": 3}', '{"script": "a", "workers": "many"}'])

@@ -57,6 +57,18 @@ def test_ranks_that_run_ahead_of_each_other_stop_at_one_boundary(ahead: list[int
     assert peers[0].stopped < STEPS - 1
 
 
+def test_every_rank_hears_of_a_request_before_its_next_boundary(asked: None) -> None:
+    store, heard = HashStore(), [threading.Event(), threading.Event()]
+    several = [Stopping(world(store, rank, 2), 5, on_request=heard[rank].set) for rank in range(2)]
+    assert all(event.wait(60) for event in heard)
+    threads = [threading.Thread(target=stopping.is_here, args=(5,)) for stopping in several]
+    for thread in threads:
+        thread.start()
+    for thread, stopping in zip(threads, several, strict=True):
+        thread.join(60)
+        stopping.close()
+
+
 class ClosedStore:
     """A store whose server has exited."""
 

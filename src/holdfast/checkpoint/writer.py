@@ -20,6 +20,7 @@ import torch
 
 from holdfast.blocks.division import State
 from holdfast.checkpoint import manifest, payload, snapshot
+from holdfast.checkpoint.bandwidth import BandwidthLimit
 from holdfast.checkpoint.capture import BufferPool, HostImage, StateCapture, device_of, make_ready
 from holdfast.checkpoint.device import DeviceCopy
 from holdfast.checkpoint.digest import Digest, Progress, unwatched
@@ -96,6 +97,9 @@ class Writer(Protocol):
         `vote` is called when the file is durable; if it raises, nothing is committed. Raise the error of an earlier
         save that failed."""
 
+    def hurry(self) -> None:
+        """Write everything from now on, including saves in progress, without a limit of the bandwidth. Thread-safe."""
+
     @property
     def is_busy(self) -> bool:
         """True if a save is in progress, or has completed but was not yet returned by `finished`."""
@@ -121,11 +125,13 @@ def overlapped(
     max_inflight: int = 2,
     backoff: Sequence[float] = BACKOFF,
     progress: Progress = unwatched,
+    limit: BandwidthLimit | None = None,
 ) -> Writer:
     """Return a writer whose `save` copies the state into host memory; a background thread then writes the copy.
 
-    At most `max_inflight` copies exist at a time; further saves wait."""
-    return _Overlapped(_Target(store, keep_last, tuple(backoff), progress), BufferPool(max_inflight))
+    At most `max_inflight` copies exist at a time; further saves wait. `limit` is that of the bandwidth."""
+    limited = limit.limiting(progress) if limit else progress
+    return _Overlapped(_Target(store, keep_last, tuple(backoff), limited), BufferPool(max_inflight), limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +228,9 @@ class _Blocking:
         rest = Stall(waited=sync + committing, sync=sync, write=committing)
         self._saved.append(replace(saved, stall=saved.stall + rest))
 
+    def hurry(self) -> None:
+        pass  # it has no limit
+
     @property
     def is_busy(self) -> bool:
         return bool(self._saved)
@@ -237,8 +246,8 @@ class _Blocking:
 class _Overlapped:
     """A writer that lets training continue while one background thread writes the file and votes."""
 
-    def __init__(self, target: _Target, images: BufferPool) -> None:
-        self._target, self._images = target, images
+    def __init__(self, target: _Target, images: BufferPool, limit: BandwidthLimit | None) -> None:
+        self._target, self._images, self._limit = target, images, limit
         self._capture = StateCapture()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-writer")  # low priority would delay the GIL
         self._saves: deque[Future[Saved | None]] = deque()
@@ -267,6 +276,10 @@ class _Overlapped:
         )
         self._saves.append(self._thread.submit(self._write, step, copy, stall, start, vote, rank, count))
 
+    def hurry(self) -> None:
+        if self._limit:
+            self._limit.lift()
+
     @property
     def is_busy(self) -> bool:
         return bool(self._saves)
@@ -281,6 +294,7 @@ class _Overlapped:
         return saved
 
     def close(self) -> list[Saved]:
+        self.hurry()
         self._thread.shutdown()
         self._capture.helpers.shutdown()
         self._images.clear()

@@ -89,6 +89,14 @@ def run(
     writer: Annotated[
         str, _saving(help="overlapped: write while training continues; blocking: wait for each write.")
     ] = "overlapped",
+    save_bandwidth: Annotated[
+        str | None,
+        _saving(
+            help="Most bytes a second that each worker writes of a snapshot in the background, such as 200MB. The last save of "
+            "a run, also after a stop signal, has no limit.",
+            show_default="no limit",
+        ),
+    ] = None,
     checkpoints: Annotated[
         str | None,
         _saving(
@@ -158,6 +166,7 @@ def run(
     _fill_standard_files()
     folder = out or Path("runs") / (script.rpartition(".")[2] if module else Path(script).stem)
     with stop_signals.listening():  # before torch is imported, which takes seconds: a signal then is not a crash
+        from holdfast.advice.question import size_of
         from holdfast.faults.spec import parse_training
         from holdfast.runs.config import RunConfig, WeightsSource
 
@@ -178,6 +187,7 @@ def run(
             save_every=save_every,
             writer=writer,
             keep_last=keep_last,
+            save_bandwidth=int(size_of(save_bandwidth, "--save-bandwidth")) if save_bandwidth else None,
             max_restarts=max_restarts,
             seed=seed,
             failures=parse_training(inject or ()),

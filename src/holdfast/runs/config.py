@@ -85,6 +85,8 @@ class RunConfig:
     """The largest number of unfinished snapshots of an overlapped writer; a further save waits."""
     keep_last: int = 2
     """Snapshots to keep."""
+    save_bandwidth: int | None = None
+    """The most bytes a second that each worker writes of a snapshot in the background; None for no limit."""
     max_restarts: int = 3
     """Failures to survive without a newer snapshot in between."""
     seed: int | None = None
@@ -140,6 +142,7 @@ class RunConfig:
         if self.hang_timeout is not None and not self.hang_timeout > 0:
             raise BadInput(f"--hang-timeout must be greater than 0 (got {self.hang_timeout:g}).")
         self._check_replace_slow()
+        self._check_save_bandwidth()
         if self.checkpoints == "":
             raise BadInput("--checkpoints is empty: give a directory or a URL such as s3://bucket/run.")
 
@@ -155,6 +158,17 @@ class RunConfig:
             raise BadInput(
                 "--replace-slow replaces a slow worker by a spare without a restart: add --spares 1 and a live recovery, "
                 "such as --recovery replay."
+            )
+
+    def _check_save_bandwidth(self) -> None:
+        if self.save_bandwidth is None:
+            return
+        if self.save_bandwidth < 1:
+            raise BadInput(f"--save-bandwidth must be 1 byte a second or more (got {self.save_bandwidth}).")
+        if self.writer == "blocking":
+            raise BadInput(
+                "--save-bandwidth is for saves in the background, and training would wait for slower ones with --writer "
+                "blocking: leave one of the two out."
             )
 
     @property

@@ -60,6 +60,7 @@ def attach(
     writer: str | None = None,
     max_inflight: int | None = None,
     keep_last: int | None = None,
+    save_bandwidth: int | None = None,
     seed: int | None = None,
     timeout: float = 1800.0,
     extend: bool = False,
@@ -67,13 +68,20 @@ def attach(
     """Return the run that this process belongs to. Options of the command `holdfast run` override the parameters.
 
     By default the run saves every 50 steps in the background (writer "overlapped"), with at most 2 saves at a time
-    (`max_inflight`), and keeps the last 2 snapshots. All random generators are seeded, so every rank draws the same
+    (`max_inflight`), and keeps the last 2 snapshots. With `save_bandwidth`, each rank writes at most as many bytes a
+    second, except for the last save of a run. All random generators are seeded, so every rank draws the same
     initial weights. The seed is the value of `holdfast run --seed`, otherwise the seed recorded in the run's folder
     `out`, otherwise `seed`, otherwise the script's seed for `torch.manual_seed`, otherwise 0.
 
     Without `holdfast run`, collectives fail after `timeout` seconds. `extend` allows a finished or saved run to be
     trained for longer than it was planned."""
-    how = {"save_every": save_every, "writer": writer, "max_inflight": max_inflight, "keep_last": keep_last}
+    how = {
+        "save_every": save_every,
+        "writer": writer,
+        "max_inflight": max_inflight,
+        "keep_last": keep_last,
+        "save_bandwidth": save_bandwidth,
+    }
     folder = os.environ.get("HOLDFAST_OUT")
     if folder is not None:
         config = handed_over(Path(folder))

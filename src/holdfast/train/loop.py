@@ -111,6 +111,7 @@ class Boundary:
         try:
             self._follow_membership(self.end, last=True)  # members may have been lost in the last step
             progress.here.phase = Phase.CLOSING
+            self.saves.hurry()
             self._save(self.end, self.plan.position(self.end))
             if self.witness:
                 self.witness.wait()
@@ -209,6 +210,7 @@ class Boundary:
 
     def _stop(self, step: int, at: Position) -> None:
         progress.here.phase = Phase.CLOSING
+        self.saves.hurry()
         self._save(step, at)
         if self.witness:
             self.witness.wait()

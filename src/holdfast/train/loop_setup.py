@@ -108,7 +108,8 @@ class LoopSetup:
             self.record.flush()
         start = self.restored.step or 0
         gate = self.live.coordination.gate if self.live else BoundaryGate()
-        stopping = Stopping(self.ranks, start, gate, wanted=self.was_stopped)
+        saves = self._make_saves(plan, fingerprint, injection, loads, conditions, protected)
+        stopping = Stopping(self.ranks, start, gate, wanted=self.was_stopped, on_request=saves.hurry)
         place = RankPlacement(self.ranks.rank, self.ranks.size, self.ranks.tensor_parallel)
         fingerprints = Fingerprints(protected if self.attempt else None)
         log = StepLog(self.record, fingerprints, self.number, place)
@@ -140,7 +141,7 @@ class LoopSetup:
                 place=place,
                 source=source,
                 steps=steps,
-                saves=self._make_saves(plan, fingerprint, injection, loads, conditions, protected),
+                saves=saves,
                 stopping=stopping,
                 gate=gate,
                 injection=injection,

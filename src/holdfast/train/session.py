@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
-from holdfast import progress
+from holdfast import process, progress
 from holdfast.checkpoint import writer as writers
+from holdfast.checkpoint.bandwidth import BandwidthLimit
 from holdfast.checkpoint.writer import Writer
 from holdfast.distributed import ranks as distributed
 from holdfast.distributed.ranks import SUPERVISED, Ranks
@@ -304,7 +305,14 @@ class Session:
             store = inject.faulty(store, config.failures, attempt.number, struck, attempt.folder, rank)
         if config.writer == "blocking":
             return writers.blocking(store, keep_last=config.keep_last, progress=moves)
-        return writers.overlapped(store, keep_last=config.keep_last, max_inflight=config.max_inflight, progress=moves)
+        rate = config.save_bandwidth
+        return writers.overlapped(
+            store,
+            keep_last=config.keep_last,
+            max_inflight=config.max_inflight,
+            progress=moves,
+            limit=None if rate is None else BandwidthLimit(rate, process.requested.is_set),
+        )
 
     def _loop_setup(self, phases: Phases, protected: Protected) -> LoopSetup:
         return LoopSetup(

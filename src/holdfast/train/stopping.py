@@ -12,6 +12,7 @@ A thread listens for the request, because a rank may learn of it while it waits 
 """
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 from torch.distributed import DistError
@@ -32,8 +33,17 @@ ENDS_WITHIN = 1.0  # seconds for the listening thread to end; it may be asking t
 class Stopping:
     """An object through which all ranks agree whether to stop the run early, and before which step."""
 
-    def __init__(self, ranks: Ranks, start: int, gate: BoundaryGate | None = None, *, wanted: bool = False) -> None:
-        self._ranks, self._gate = ranks, gate or BoundaryGate()
+    def __init__(
+        self,
+        ranks: Ranks,
+        start: int,
+        gate: BoundaryGate | None = None,
+        *,
+        wanted: bool = False,
+        on_request: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_request` is called in a thread when another rank, or this one, is asked to stop; not for a rank alone."""
+        self._ranks, self._gate, self._on_request = ranks, gate or BoundaryGate(), on_request
         self.wanted = wanted
         """True once this rank's script has called run.stop(). At the final boundary: True if any rank's script has."""
         self._over = threading.Event()
@@ -105,6 +115,7 @@ class Stopping:
         with suppress(RanksChanged, DistError):
             while not over.wait(LOOK):
                 if self.wanted or process.requested.is_set() or self._ranks.is_posted(WANTED):
+                    self._on_request()
                     self._agree_where()
                     return
 

@@ -120,6 +120,9 @@ class Saves(Protocol):
 
         `stops` is True if the run stops after this save, and is recorded in the snapshot."""
 
+    def hurry(self) -> None:
+        """Write everything from now on without a limit of the bandwidth, because the run ends. Thread-safe."""
+
     def regroup(self, settled: int | None) -> None:
         """Adapt to changed ranks. Skip a save before step `settled`, which some ranks may already be training."""
 
@@ -140,6 +143,9 @@ class NoSaver:
 
     def take(self, step: int, at: Position, *, stops: bool = False) -> float:
         return 0.0
+
+    def hurry(self) -> None:
+        pass
 
     def regroup(self, settled: int | None) -> None:
         pass
@@ -211,6 +217,9 @@ class CheckpointSaver:
             self.writer.save(step, state.parts, vote.cast, rank=ranks.rank, count=ranks.size)
         self.saved = step
         return perf_counter() - began
+
+    def hurry(self) -> None:
+        self.writer.hurry()
 
     def regroup(self, settled: int | None) -> None:
         if settled is not None and settled >= self.next:
