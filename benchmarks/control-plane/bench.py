@@ -1,8 +1,9 @@
-"""Measure the control of a run with many workers: its start, the loss of a worker, of a node and of the keeper.
+"""Measure the control of a run with many workers: its start, losses of a worker, a node and the keeper, and scaling.
 
 Run: python benchmarks/control-plane/bench.py [--sizes 1x16,4x16,16x16,64x16] [--per-node 16]. Each size is a number of
 nodes times the workers of each. Every node is a real `holdfast run` on the loopback interface, and its workers are light
-(`light_worker.py`). The keeper is the node that keeps the store of the workers and decides who trains.
+(`light_worker.py`). The keeper is the node that keeps the store of the workers and decides who trains. Only runs on one
+node can be scaled, so `--sizes 1x16,1x1024` measures that, too.
 """
 
 import argparse
@@ -26,9 +27,12 @@ from typing import NamedTuple
 
 from board import Board, Entry
 
+from holdfast.supervise.scale_request import scale
+
 HERE = Path(__file__).parent
 STEADY = 5.0  # seconds of the measurement while nothing fails
 LOST_AFTER = 5.0
+FEW = 16  # workers that are left when a larger run is scaled down
 WITHIN = 180.0  # seconds allowed for each phase
 ISOLATED = "HOLDFAST_BENCH_ISOLATED"
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
@@ -174,6 +178,10 @@ def measured(run: Run) -> dict[str, Phase]:
         phases["loss of a worker to the new membership"] = meter.phase(max(entry.time for entry in entries.values()))
         entries = run.wait(complete(run.world), "the replacement")
         phases["loss of a worker to its replacement"] = meter.phase(max(entry.time for entry in entries.values()))
+    if run.nodes == 1:
+        fewer = min(FEW, run.world // 2)
+        phases[f"scaling down to {fewer} workers"] = scaled(run, fewer)
+        phases[f"scaling up to {run.world} workers"] = scaled(run, run.world)
     if run.nodes > 2:
         last = run.nodes - 1
         with Meter(run) as meter:
@@ -196,6 +204,15 @@ def measured(run: Run) -> dict[str, Phase]:
     return phases
 
 
+def scaled(run: Run, workers: int) -> Phase:
+    """Request another number of workers as `holdfast scale` does, and return the cost until they all train together."""
+    with Meter(run) as meter:
+        scale(run.folder / "run", workers)
+        entries = run.wait(together(workers), f"{workers} workers that train")
+        newest = max(entry.membership for entry in entries.values())
+        return meter.phase(max(entry.time for entry in entries.values() if entry.membership == newest))
+
+
 def settled(before: dict[int, Entry], least: int) -> Callable[[dict[int, Entry]], bool]:
     """Return a condition: all workers of `before` that live have joined a later membership, at least `least`."""
     newest = max(entry.membership for entry in before.values())
@@ -213,6 +230,17 @@ def complete(world: int) -> Callable[[dict[int, Entry]], bool]:
     def holds(entries: dict[int, Entry]) -> bool:
         numbers = {(entry.membership, entry.members) for entry in entries.values()}
         return len(entries) == world and len(numbers) == 1 and next(iter(numbers))[1] == world
+
+    return holds
+
+
+def together(workers: int) -> Callable[[dict[int, Entry]], bool]:
+    """Return a condition: the newest membership has `workers` members, and as many processes are in it."""
+
+    def holds(entries: dict[int, Entry]) -> bool:
+        newest = max(entry.membership for entry in entries.values())
+        members = [entry.members for entry in entries.values() if entry.membership == newest]
+        return members == [workers] * workers
 
     return holds
 

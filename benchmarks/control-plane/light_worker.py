@@ -16,9 +16,9 @@ from board import Board, Entry
 from holdfast import progress
 from holdfast.distributed import ranks
 from holdfast.distributed.gloo_link import GroupBroken
-from holdfast.distributed.membership import Coordination
+from holdfast.distributed.membership import Coordination, Suspended
 from holdfast.live.settlement import NOWHERE, MemberReport, make_plan
-from holdfast.progress import Phase
+from holdfast.progress import IN_RESERVE, Phase
 
 STEP = 0.25  # seconds
 MINUTES = 10
@@ -81,7 +81,16 @@ class LightWorker:
                     break
                 except GroupBroken:
                     progress.here.suspected = self._coordination.number
+                except Suspended:
+                    self._sleep()
+                    break
         self._write()
+
+    def _sleep(self) -> None:
+        """Leave the members, and return when the supervisor has admitted this worker again."""
+        progress.here.membership = IN_RESERVE
+        self._coordination.leave()
+        self._join()
 
     def _settle(self, report: MemberReport) -> None:
         membership = self._coordination.next()
