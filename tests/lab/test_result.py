@@ -13,9 +13,10 @@ from holdfast.lab import result_page
 from holdfast.lab.bounds import perturbations
 from holdfast.lab.bounds.cost_bound import PerturbedTrials, within_claim
 from holdfast.lab.experiment import Options, Progress, chosen
+from holdfast.lab.introductions import introduction
 from holdfast.lab.partial import partial_recovery
 from holdfast.lab.registry import EXPERIMENTS
-from holdfast.lab.result import Claim, Result, ResultTable, command_line
+from holdfast.lab.result import Claim, Result, ResultTable, command_line, environment
 from holdfast.report.files import prepare, replace_text
 from holdfast.theory.rate import Rate
 from repository import ROOT
@@ -218,3 +219,13 @@ def test_the_verdicts_of_a_published_result_follow_from_its_numbers(path: Path) 
     (line,) = re.findall(rf"^\|[^\n]*\({path.parent.name}/summary.md\).*$", RESULTS.read_text(), flags=re.M)
     shown = f"| {counts['holds']} of {sum(counts.values())} | {counts['not resolved']} | {counts['DOES NOT HOLD']} |"
     assert line.endswith(shown)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_report_begins_with_what_the_experiment_does(name: str) -> None:
+    page = result_page.page(
+        Result(experiment=name, config={"seed": 3, "trials": 4}, rows=[], claims=[]), [], environment()
+    )
+    assert page.lead.startswith(introduction(name))
+    assert introduction(name)
+    assert page.facts["Settings"] == "seed: 3; trials: 4"

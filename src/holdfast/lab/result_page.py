@@ -9,6 +9,7 @@ from typing import Any
 
 from holdfast.errors import BadInput
 from holdfast.lab.confidence import ends_text
+from holdfast.lab.introductions import introduction
 from holdfast.lab.result import Claim, Result, ResultTable, Row, Value, environment, write_json
 from holdfast.report import files
 from holdfast.report.figures import picture
@@ -16,6 +17,11 @@ from holdfast.report.files import prepare
 from holdfast.report.page import Column, Number, Page, Picture, Statement, Table
 
 RESULT = "result.json"
+CLAIMS = (
+    "Each claim has the range that was expected before the run, and the measured value, with its 95 % interval in "
+    "parentheses. The source of a claim stands behind it in parentheses."
+)
+NO_CLAIMS = "These are measurements without claims."
 
 
 def write(result: Result, out: Path) -> Path:
@@ -48,8 +54,7 @@ def read(folder: Path) -> Page:
 
 def page(result: Result, pictures: Sequence[Picture], facts: Row) -> Page:
     """Return the report page for `result`; `facts` describes the machine and packages that measured it."""
-    lead = "Every claim with the range it expects and the measured value; claims that do not hold are marked."
-    settings = ", ".join(f"{key} {value}" for key, value in result.config.items())
+    settings = "; ".join(f"{key}: {value}" for key, value in result.config.items())
     about = {"Command": result.command, "Date": result.date, "Settings": settings}
     tables = [(table.title, table.columns, table.rows, False) for table in result.tables]
     if result.rows:  # rows of different kinds have different columns
@@ -58,7 +63,7 @@ def page(result: Result, pictures: Sequence[Picture], facts: Row) -> Page:
         tables.append(("Every row", columns, rows, True))
     return Page(
         title=result.experiment,
-        lead=lead if result.claims else "Measurements without claims.",
+        lead=f"{introduction(result.experiment)} {CLAIMS if result.claims else NO_CLAIMS}".strip(),
         statements=[
             Statement(
                 verdict=verdict(claim),
@@ -139,9 +144,9 @@ def _cell(value: Any) -> Value:
 
 def _counts(verdicts: Sequence[str]) -> list[Number]:
     words = {
-        "holds": ("hold", "inside the range"),
-        "DOES NOT HOLD": ("do not hold", "outside the range"),
-        "not resolved": ("not resolved", "the interval crosses a limit of the range, or is unknown"),
+        "holds": ("hold", "inside the expected range"),
+        "DOES NOT HOLD": ("do not hold", "outside the expected range"),
+        "not resolved": ("not resolved", "the interval crosses a limit of the expected range, or is unknown"),
     }
     return [Number(name, str(verdicts.count(word)), about) for word, (name, about) in words.items() if verdicts]
 

@@ -33,13 +33,17 @@ def failing(measured: float) -> Claim:
     ("facts", "measured", "cause"),
     [
         (replace(FACTS, early=100), 0.6, "every failure comes before the first full checkpoint"),
-        (replace(FACTS, later=ConfidenceInterval(0.8, 0.7, 0.9)), 0.6, "the early failures"),
-        (replace(FACTS, whole=0.8), 0.6, "the counting"),
-        (FACTS, 0.97, "the surviving blocks pull the restored blocks forward"),
-        (replace(FACTS, largest=0.7), 0.6, "one block holds 70% of the values"),
-        (replace(FACTS, scaled=0.83), 0.6, "distances of large and small blocks are ranked alike"),
-        (FACTS, 0.6, "movement is spread over the blocks"),
-        (replace(FACTS, scaled=None), 0.6, "movement is spread over the blocks"),
+        (
+            replace(FACTS, later=ConfidenceInterval(0.8, 0.7, 0.9)),
+            0.6,
+            "after early failures, blocks return to the random start",
+        ),
+        (replace(FACTS, whole=0.8), 0.6, "costs are counted in fractions"),
+        (FACTS, 0.97, "the surviving blocks help the restored blocks to recover"),
+        (replace(FACTS, largest=0.7), 0.6, "one block has 70% of the values"),
+        (replace(FACTS, scaled=0.83), 0.6, "changes of large and small blocks are ranked alike"),
+        (FACTS, 0.6, "the changes are spread over many blocks"),
+        (replace(FACTS, scaled=None), 0.6, "the changes are spread over many blocks"),
         (replace(FACTS, smaller=0.8), 0.47, "not found"),
         (replace(FACTS, budget=1), 0.6, "not found"),
     ],
@@ -60,9 +64,9 @@ def test_a_smaller_loss_that_costs_more_is_explained_by_its_failures() -> None:
         },
     )
     (line,) = rises(PanelComparison("mf", "mf-small", False, 1.0, 0.1, measured, []), 8)
-    assert line.startswith("mf: losing 3/4 costs 0.50 iterations")
+    assert line.startswith("mf: losing 3/4 of the blocks costs 0.50 iterations")
     assert line.endswith(
-        "6.00 against 3.00 in failures before the first full checkpoint, 2.00 against 4.00 in the others."
+        "Failures before the first full checkpoint cost 6.00 and 3.00 iterations, the others 2.00 and 4.00."
     )
 
 

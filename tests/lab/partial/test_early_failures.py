@@ -77,7 +77,7 @@ def test_every_approach_meets_the_same_failures_and_is_reported_with_its_bytes(t
     written = {str(row[0]): row[-1] for row in table.rows}
     assert written["early saves"] == written["first values"]
     assert written["early full saves"] == float(written["first values"] or 0) + 3
-    assert any("early full saves write 3 more states, once" in remark for remark in result.remarks)
+    assert any("early full saves together write 3 more states, once" in remark for remark in result.remarks)
     write(result, tmp_path)
     assert (tmp_path / "figures" / "early-failures.png").exists()
 

@@ -44,7 +44,7 @@ def run(options: Options, meter: Meter) -> Result:
         for interval, mean in zip(sweep.every, sweep.means, strict=True)
     ]
     llama, share = jobs[0]
-    words = f"{llama.name}: effective time by simulation of its published failures (published: {llama.says})"
+    words = f"{llama.name}: effective time in a simulation with the published failures (published: {llama.says})"
     near = (llama.figure - 0.03, llama.figure + 0.03)
     return Result(
         experiment="advice-check",
@@ -59,17 +59,17 @@ def run(options: Options, meter: Meter) -> Result:
             *(_misses("real runs", runs.cases), _misses("simulated workloads", trials)),
             *_widths(cases),
             *(
-                f"{job.name} ({job.source}): published {job.says}, simulated {share.value:.1%} ({share.low:.1%} to "
-                f"{share.high:.1%}). {job.assumed[0].upper()}{job.assumed[1:]}."
+                f"{job.name} ({job.source}): the published effective time is {job.says}, the simulated one {share.value:.1%} "
+                f"({share.low:.1%} to {share.high:.1%}). {job.assumed[0].upper()}{job.assumed[1:]}."
                 for job, share in jobs
             ),
         ],
         tables=[_table(cases)],
         figures={"advice-check": figure(runs.cases, trials, sweeps)},
         captions={
-            "advice-check": "Left: the cost of kills of real workers in seconds, and the interval predicted from a run without "
-            "a failure. Middle: the same in iterations for simulated failures. Right: goodput at save intervals around the "
-            "recommended one (dashed), relative to training without saves and failures."
+            "advice-check": "Left: the cost of kills of real workers in seconds, and the interval that was predicted from a "
+            "run without a failure. Middle: the same in iterations for simulated failures. Right: goodput at save intervals "
+            "around the recommended one (dashed), divided by that of training without saves and failures."
         },
     )
 
@@ -77,23 +77,26 @@ def run(options: Options, meter: Meter) -> Result:
 def _coverages(real_cases: Sequence[AdviceCase], trials: Sequence[AdviceCase]) -> list[Claim]:
     seconds, iterations = ([case for case in real_cases if case.unit == unit] for unit in ("seconds", "iterations"))
     groups = {
-        "real-seconds": ("kills of real workers: cost in seconds", seconds),
-        "real-iterations": ("kills of real workers: cost in iterations", iterations),
-        "simulated": ("failures of simulated workloads: cost in iterations", list(trials)),
+        "real-seconds": ("kills of real workers", "seconds", seconds),
+        "real-iterations": ("kills of real workers", "iterations", iterations),
+        "simulated": ("failures of simulated workloads", "iterations", list(trials)),
     }
     claims = []
-    for name, (words, cases) in groups.items():
-        words = f"{words}, share of {len(cases)} cases in the predicted interval"
+    for name, (what, unit, cases) in groups.items():
+        words = f"{what}: share of {len(cases)} cases whose cost in {unit} is in the predicted interval"
         claims.append(Claim(name, words, SOURCE, (HOLDS, None), coverage(cases)))
     different = {(case.workload, case.failure, case.strategy) for case in [*real_cases, *trials]}
-    words = "cases that differ in workload, failure or strategy"
+    words = "number of cases that differ in workload, failure or strategy"
     return [*claims, Claim("cases", words, SOURCE, (FEWEST, None), len(different))]
 
 
 def _sweep_claim(sweep: Sweep) -> Claim:
-    kinds = {"resampled": "resampled from measured costs", "real": "real runs, by the wall clock"}
-    how = kinds.get(sweep.how, f"{sweep.how}: the part that trains")
-    words = f"{sweep.workload}, {how}: goodput at the recommended save interval, as a part of the best of a sweep"
+    kinds = {"resampled": "computed from resampled costs of real runs", "real": "of real runs, by the wall clock"}
+    how = kinds.get(sweep.how, "of real runs, by the time that the run itself uses")
+    words = (
+        f"workload {sweep.workload}: goodput ({how}) at the recommended save interval, divided by the best goodput of "
+        f"{len(sweep.every)} intervals"
+    )
     ends: tuple[float, float] | None = None
     if len(sweep.goodput) > 1 and sweep.how != "resampled":
         ratios = sweep.goodput[:, RECOMMENDED] / sweep.goodput[:, int(np.argmax(sweep.means))]
@@ -122,8 +125,10 @@ def _widths(cases: Sequence[AdviceCase]) -> Iterator[str]:
         chosen = [case for case in cases if case.unit == unit and case.predicted.high > 0]
         width = np.median([(c.predicted.high - c.predicted.low) / max(c.predicted.value, 1e-9) for c in chosen])
         error = np.median([abs(case.measured - case.predicted.value) for case in chosen])
-        value = f"{width:.1f} times its value wide, and costs are {error:.2g} off it (medians)"
-        yield f"{unit}: a predicted interval is {value}."
+        yield (
+            f"Costs in {unit}: the width of a predicted interval is {width:.1f} times the predicted value, and the measured "
+            f"cost differs from the predicted value by {error:.2g} {unit} (medians)."
+        )
 
 
 def _table(cases: Sequence[AdviceCase]) -> ResultTable:

@@ -38,14 +38,16 @@ def run(options: Options, meter: Meter) -> Result:
     replace_text(folder / "rows.csv", _csv(rows))
     drawn = figures.all_figures(rows)
     described = {
-        r.panel.name: f"{r.data} in epochs {', '.join(map(str, r.phases))} of {r.steps} mini-batches" for r in panels
+        r.panel.name: f"trained on {r.data}, with failures in epochs {', '.join(map(str, r.phases))}, each of {r.steps} "
+        "mini-batches"
+        for r in panels
     }
     return Result(
         experiment="backprop-tradeoff",
         config={
             "seed": options.seed,
             "trials": trials,
-            "rounds": rounds,
+            "rounds of timing": rounds,
             "workers": WORKERS,
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "processor",
             **described,

@@ -100,31 +100,33 @@ def claims(results: PanelResults) -> list[Claim]:
         return Claim.of_estimate(ident, text, source, expected, estimate)
 
     point, slowdown, source = POINTS[-1], results.median_slowdown, "figures 3b, 4b"
-    forward = "time of a mini-batch under forward, over one without a failure"
-    replay = f"time of a mini-batch under replay, failed at {point:.0%}, over one without a failure"
+    forward = "time of the failed mini-batch under forward, divided by that of one without a failure"
+    replay = f"time of a mini-batch that failed at {point:.0%} under replay, divided by that of one without a failure"
     made = [
         claim("forward-overhead", forward, f"{source}: close to 1", (None, 1.1), slowdown("forward")),
         claim("replay-overhead", replay, f"{source}: almost 2", (None, 2.1), slowdown("replay", point)),
     ]
     epoch, orders = results.panel.epoch, "section IV.F: two orders of magnitude"
-    repeated = f"work that checkpoint-restart does again in an epoch of {epoch} mini-batches, over the overhead of"
+    repeated = (
+        f"work that checkpoint-restart repeats (half an epoch of {epoch} mini-batches), divided by the added work of"
+    )
     for strategy in ("replay", "forward"):
         ratio = results.restart_cost_ratio(strategy)
         made.append(claim(f"dearer-than-{strategy}", f"{repeated} {strategy}", orders, (100, None), ratio))
     for strategy in ("replay", "forward"):
         phase, cell, distance = results.worst(strategy)
-        text = f"largest mean distance from Baseline's accuracy under {strategy}, relative ({phase}, {cell.name})"
+        text = f"{strategy}: largest mean difference from Baseline's accuracy, as a part of it ({phase} of training, {cell.name})"
         made.append(claim(f"{strategy}-deviation", text, "section IV.F: up to 5.5 %", (None, PAPER), distance))
     value, low, high = confidence.reduction(results.distances("forward"), results.distances("replay"))
-    nearer = "mean distance from Baseline of forward, over that of replay"
+    nearer = "mean difference from Baseline's accuracy under forward, divided by that under replay"
     ratio = ConfidenceInterval(1 - value, 1 - high, 1 - low)
     made.append(claim("forward-nearer", nearer, "section IV.F: much lower", (None, 1), ratio))
     ratios = np.stack(
         [results.times.predicted[at] / results.times.slowdown[FailureCase("replay", at)] for at in POINTS], axis=1
     )
-    model = "slowdown of replay by the performance model, over the measured one"
+    model = "slowdown of replay that the performance model predicts, divided by the measured one"
     made.append(claim("model-replay", model, "section IV.C", (0.85, 1.15), confidence.median(ratios)))
-    restart = "time to load a checkpoint and replay mini-batches by the performance model, over the measured one"
+    restart = "time to load a checkpoint and repeat mini-batches that the performance model predicts, divided by the measured one"
     ident, words = f"{results.panel.name}-model-restart", f"{results.label}: {restart}"
     return [
         *made,
@@ -147,17 +149,23 @@ def remarks(results: PanelResults) -> list[str]:
             signed = np.mean([results.deviation(phase, cell, when) for phase in PHASES for cell in cells], axis=0)
             mean = confidence.mean(signed)
             parts.append(f"{strategy} {mean.value:+.1%} ({mean.ends('+.1%')})")
-        deviations.append(f"{label}: accuracy against Baseline {when}, mean over all scenarios: {', '.join(parts)}.")
+        deviations.append(
+            f"{label}: mean change of accuracy {when}, as a part of Baseline's accuracy, over all points of failure and "
+            f"phases of training: {', '.join(parts)}."
+        )
     restart, rollback = checkpoint_restart(prices, since=results.panel.epoch / 2), immediate_rollback(prices)
     return [
         *([] if results.quick or not results.panel.note else [f"{results.panel.name}: {results.panel.note}"]),
-        f"{label}: Before against Baseline, relative: {words}; Baseline's accuracy, late: {late:.3f}.",
+        f"{label}: how much one mini-batch changes the accuracy at all: before it, the accuracy differs from Baseline's "
+        f"(after it) by {words}, as a part of Baseline's. Late in training, Baseline's accuracy is {late:.3f}.",
         *deviations,
-        f"{label}: a worker's mini-batch takes {_time(prices.minibatch)}, a save {_time(prices.save)}, a fresh process "
-        f"{_time(prices.init)}, a load {_time(prices.load)}. By the performance model a failure costs checkpoint-restart "
-        f"{_time(restart.replay)} of repeated work and {_time(restart.restart)} of restart, and a save in every epoch; replay "
-        f"{_time(rollback.replay)}, and {_time(rollback.restart)} without a spare; forward nothing. With the starts of "
-        f"both counted, checkpoint-restart costs {restart.total / rollback.total:.1f} times as much as replay.",
+        f"{label}: measured times: {_time(prices.minibatch)} for a worker's mini-batch, {_time(prices.save)} to save a "
+        f"checkpoint, {_time(prices.load)} to load it, {_time(prices.init)} to start a process.",
+        f"{label}: the performance model predicts from these times what a failure costs. Checkpoint-restart: "
+        f"{_time(restart.replay)} of repeated work and {_time(restart.restart)} of restart, besides a save in every epoch. "
+        f"replay: {_time(rollback.replay)}, and {_time(rollback.restart)} to start a process if no spare waits. forward: "
+        f"nothing. If the starts of processes count for both, checkpoint-restart costs "
+        f"{restart.total / rollback.total:.1f} times as much as replay.",
         *(_cause(results, claim) for claim in claims(results) if claim.resolved and not claim.holds),
     ]
 
@@ -168,13 +176,14 @@ def _time(seconds: float) -> str:
 
 def _cause(results: PanelResults, claim: Claim) -> str:
     """Return a sentence that says why `claim` fails, as far as the measurements show."""
-    start = f"{claim.claim}: does not hold."
+    start = f"Why this claim does not hold: {claim.claim}."
     if "-dearer-than-" in claim.id:
         half = results.panel.epoch / 2
         needed = 100 * (claim.measured and half / claim.measured)
         return (
-            f"{start} Cause: an epoch of {results.panel.epoch} mini-batches loses {half:g} on average; for a factor of 100 it "
-            f"would have to lose {needed:.0f}. That follows from the paper's own epoch length and slowdowns."
+            f"{start} With {results.panel.epoch} mini-batches in an epoch, a failure loses {half:g} on average. To cost 100 "
+            f"times as much as replay, it would have to lose {needed:.0f}. This follows from the paper's own epoch length and "
+            "slowdowns."
         )
     if claim.id.endswith("-deviation"):
         strategy = claim.id.removesuffix("-deviation").rpartition("-")[2]

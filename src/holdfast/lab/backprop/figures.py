@@ -32,12 +32,13 @@ def all_figures(rows: Sequence[Row]) -> dict[str, "Figure"]:
 def caption(name: str) -> str:
     if name == "training":
         return (
-            "Above: test accuracy without failures, with 95 % confidence intervals. Below: seconds of work that "
+            "Above: test accuracy of training without failures, with 95 % confidence intervals. Below: seconds of work that "
             "checkpoint-restart would repeat after a failure."
         )
     return (
-        "Test accuracy right after the mini-batch in which workers were lost and an epoch later, by point of failure and "
-        "strategy; the last row has the time of that mini-batch over one without a failure. Bars have 95 % confidence intervals."
+        "Test accuracy directly after the mini-batch in which workers were lost, and an epoch later, for each point of "
+        "failure and each strategy. The last row has the time of that mini-batch, divided by that of one without a failure. "
+        "Bars have 95 % confidence intervals."
     )
 
 

@@ -26,12 +26,12 @@ COLOURS = {
 }
 MARKERS = "os^Dv*PX"
 CAPTIONS = {
-    "goodput": "Committed steps per second by suite and variant, relative to the reference if there is one.",
-    "gain": "The gain of overlapped over blocking in goodput, by suite, with 95 % intervals over the seeds.",
-    "stall-and-gain": "The seconds of stall that overlapped saves per run, and its gain in goodput, by suite.",
-    "wall-clock": "The wall clock by cause and variant: means of a run over all suites that count.",
+    "goodput": "Goodput (committed steps per second) for each suite and variant, divided by that of the reference if there is one.",
+    "gain": "The goodput that overlapped saves gain over blocking saves, for each suite, with 95 % intervals over the seeds.",
+    "stall-and-gain": "For each suite, the seconds of stall that a run with overlapped saves avoids, and the goodput that it gains.",
+    "wall-clock": "The wall clock of a run by cause, for each variant: means over all suites.",
     "sweep": "Goodput by the swept values, means over all suites that count.",
-    "distance": "The L2 distance of the model from the reference's over its norm, by snapshot; exact recoveries stay at 0.",
+    "distance": "Distance (L2) between the model and that of the reference, divided by its length, for each snapshot. Exact recoveries stay at 0.",
 }
 
 

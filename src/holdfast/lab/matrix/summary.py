@@ -149,9 +149,9 @@ def claims(analysis: Analysis) -> list[Claim]:
     """Return the claims that the runs can confirm or refute, each with its measured value."""
     passed = [run.audit == "pass" for run in analysis.measured.values()]
     count, share = len(analysis.suites), sum(passed) / len(passed)
-    gates = f"suites that pass all quality gates, of {count}"
+    gates = f"share of the {count} suites that pass all quality gates"
     return [
-        Claim("pass-rate", "runs that pass the audit, of all", "table 5: 1.0", (1, 1), share),
+        Claim("pass-rate", "share of the runs that pass the audit", "table 5: 1.0", (1, 1), share),
         Claim("gates", gates, "section 5.9", (1, 1), len(analysis.counted) / count),
         *_overlapped(analysis),
         *_exact(analysis),
@@ -165,13 +165,25 @@ def _overlapped(analysis: Analysis) -> Iterator[Claim]:
         return
     pair, of = (OVERLAPPED, BLOCKING), Claim.of_estimate
     beats = analysis.paired(wins, GOODPUT, *pair)
-    yield of("beats", "suites in which overlapped has more goodput than blocking, of all that count", "table 6: 8 of 8", (1, 1), beats)  # fmt: skip
+    yield of("beats", "share of the suites in which overlapped saves have more goodput than blocking saves", "table 6: 8 of 8", (1, 1), beats)  # fmt: skip
     gained = analysis.paired(gain, GOODPUT, *pair)
-    yield of("gain", "goodput of overlapped over that of blocking, minus 1", "table 5: 0.032", (0, None), gained)
+    yield of(
+        "gain",
+        "goodput that overlapped saves gain, as a part of the goodput of blocking saves",
+        "table 5: 0.032",
+        (0, None),
+        gained,
+    )
     stall = analysis.paired(reduction, WAITED, *pair)
-    yield of("stall", "stall of overlapped, reduced from that of blocking", "section 6.1: 57 %", (STALL, None), stall)
+    yield of(
+        "stall",
+        "part by which overlapped saves reduce the stall of blocking saves",
+        "section 6.1: 57 %",
+        (STALL, None),
+        stall,
+    )
     written = analysis.paired(reduction, lambda run: run.written, *pair)
-    yield of("write", "time on the training path for writing and queueing, reduced from that of blocking", "section 6.1: 92 %", (WRITE, None), written)  # fmt: skip
+    yield of("write", "part by which overlapped saves reduce the time that steps wait for writing and queueing", "section 6.1: 92 %", (WRITE, None), written)  # fmt: skip
 
 
 def _exact(analysis: Analysis) -> Iterator[Claim]:
@@ -180,7 +192,7 @@ def _exact(analysis: Analysis) -> Iterator[Claim]:
     if not (exact and analysis.has(REFERENCE)) or "workers_after" in analysis.matrix.sweep:
         return
     most = [analysis.loss_gap(suite, variant).most for suite in analysis.counted for variant in exact]
-    words = f"largest difference of a loss from the reference's, under {', '.join(exact)}"
+    words = f"largest difference between a training loss and the reference's, in the variants {', '.join(exact)}"
     largest = math.nan if any(map(math.isnan, most)) else max(most)
     yield Claim("exact", words, "ours; section 6.5: a mean of 0.07", (0, 0), largest)
 
@@ -188,10 +200,10 @@ def _exact(analysis: Analysis) -> Iterator[Claim]:
 def remarks(analysis: Analysis) -> list[str]:
     """Return sentences for the report: how times are counted, which suites are left out, and what a save costs."""
     lines = [
-        "Wall clock, and so goodput, counts everything from the start of the supervisor to the end of the last worker: "
-        "start-up, every recovery, and the wait for saves that are still in flight at the end.",
-        "Writing and queueing on the training path is the time that steps waited for a save to be written, handed over or "
-        "accepted by the queue. No step waits for the last save: the wait at the end is in `closing`.",
+        "The wall clock, and so goodput, includes everything from the start of the supervisor to the end of the last worker: "
+        "start-up, every recovery, and the wait for saves that are still being written at the end.",
+        "The time for writing and queueing is the time that steps waited until a save was written, handed to the writer, or "
+        "had a place in the queue. The wait for the last save, after the last step, is part of `closing`.",
     ]
     if analysis.failed:
         names = ", ".join(dict.fromkeys(failure.suite.name for failure in analysis.failed))
@@ -202,15 +214,15 @@ def remarks(analysis: Analysis) -> list[str]:
         step = analysis.mean(lambda run: run.seconds["compute"] / max(1, run.committed), BLOCKING)
         save, less = (analysis.mean(lambda run: run.waited / max(1, run.saves), how) for how in (BLOCKING, OVERLAPPED))
         lines.append(
-            f"A save has {size:.3g} MB on average and a step takes {step:.3g} s; training waits {save:.3g} s for a blocking "
-            f"save and {less:.3g} s for an overlapped one."
+            f"A save has {size:.3g} MB on average, and a step takes {step:.3g} s. Training waits {save:.3g} s for a blocking "
+            f"save and {less:.3g} s for an overlapped save."
         )
     if stolen := [run.stolen for run in analysis.measured.values() if run.stolen is not None]:
         repeated = sum(run.tries > 1 for run in analysis.measured.values())
         lines.append(
             f"The host of this virtual machine gave {sum(stolen) / len(stolen):.1%} of its processors to others on average, "
-            f"and at most {max(stolen):.1%} during a run that counts; {repeated} of {len(analysis.measured)} runs were "
-            "repeated because of that."
+            f"and at most {max(stolen):.1%} during a run that counts. Because of this, {repeated} of {len(analysis.measured)} "
+            "runs were repeated."
         )
     return lines
 

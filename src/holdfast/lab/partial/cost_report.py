@@ -41,8 +41,8 @@ COLUMNS = {  # of the cost table, from a row of a result
     "bound": "bound_mean",
 }
 BOUND_CAPTION = (
-    "Each point is a trial: the cost of its failure over the bound of Theorem 3.2. Below the line the theorem holds. Trials "
-    "that did not converge are not shown."
+    "Each point is a trial. The horizontal axis has the bound of Theorem 3.2, the vertical axis the measured cost. Below the "
+    "line (cost = bound), the theorem holds. Trials that did not converge are not shown."
 )
 
 
@@ -89,9 +89,11 @@ def criteria(panels: Sequence[PanelComparison]) -> Row:
     described = {}
     for panel in panels:
         shortest, longest = panel.measurement.lengths.min(), panel.measurement.lengths.max()
-        lengths = f"{shortest} to {longest}, {panel.measurement.unperturbed:.1f} on average"
+        lengths = f"{shortest} to {longest} ({panel.measurement.unperturbed:.1f} on average)"
         words = f"{shortest}" if shortest == longest else lengths
-        described[panel.panel] = f"{panel.workload} to {panel.criterion:g} in {words}"
+        described[panel.panel] = (
+            f"{panel.workload} converges at a loss of {panel.criterion:g}, after {words} iterations"
+        )
     return described
 
 
@@ -187,13 +189,13 @@ def _bound_remark(comparison: PanelComparison) -> str:
     cost, whole, bound = (np.concatenate([getattr(c, name) for c in costs]) for name in ("cost", "whole", "bound"))
     rate = comparison.measurement.rate
     if np.isnan(bound).any():
-        return f"{comparison.label}: distances do not shrink (c = {rate.c:.3f}), so Theorem 3.2 predicts nothing."
+        return f"{comparison.label}: the distance to the optimum does not shrink (c = {rate.c:.3f}), so Theorem 3.2 gives no bound."
     closeness = cost / np.maximum(bound, 1e-9)
     return (
-        f"{comparison.label}: {rate.words}. Of {len(cost)} trials {np.mean(whole <= np.ceil(bound)):.1%} are within the bound "
-        f"of Theorem 3.2 in whole iterations, with the bound rounded up{', as it is proved' if rate.proved else ''}; counted "
-        f"in fractions {np.mean(cost <= bound):.1%} are, at a median of {np.median(closeness):.2f} of the bound and at most "
-        f"{np.max(closeness):.2f}."
+        f"{comparison.label}: {rate.words}. {np.mean(cost <= bound):.1%} of {len(cost)} trials cost at most the bound of "
+        f"Theorem 3.2; the median cost is {np.median(closeness):.2f} of the bound, and the largest {np.max(closeness):.2f}. If "
+        f"costs are counted in whole iterations and the bound is rounded up{', as it is proved' if rate.proved else ''}, "
+        f"{np.mean(whole <= np.ceil(bound)):.1%} cost at most the bound."
     )
 
 
@@ -257,51 +259,53 @@ def explain_reduction(
 ) -> str:
     """Return a sentence that compares the costs of `strategy` and `baseline`, with the reason if `claim` fails."""
     facts = reduction_facts(panel, strategy, baseline)
-    policy, lost = strategy.policy, f"{strategy.lost} lost"
-    name = f"{policy.name} {policy.fraction}, {lost}" if policy.fraction < 1 else lost
+    policy, lost = strategy.policy, f"{strategy.lost} of the blocks lost"
+    name = f"{policy.name} with {policy.fraction} of the state in a save, {lost}" if policy.fraction < 1 else lost
     if isnan(facts.later.value):
         return f"{panel.label}, {name}: full recovery cost nothing, so there is nothing to reduce."
-    which = "in fractions"
+    which = "If they are counted in fractions"
     if 0 < facts.early < facts.trials:
-        which = f"without the {facts.early} of {facts.trials} failures before the first full checkpoint"
+        which = f"Without the {facts.early} of {facts.trials} failures before the first full checkpoint"
     line = (
-        f"{panel.label}, {name}: in whole iterations, as the paper counts, the reduction is {facts.whole:.2f}; {which} it is "
-        f"{facts.later.value:.2f} ({facts.later.ends()}), and the perturbation is "
-        f"{abs(facts.smaller):.0%} {'smaller' if facts.smaller >= 0 else 'larger'} than by full recovery."
+        f"{panel.label}, {name}: the reduction is {facts.whole:.2f} if iterations are counted in whole numbers, as in the "
+        f"paper. {which}, it is {facts.later.value:.2f} ({facts.later.ends()}), and the perturbation is "
+        f"{abs(facts.smaller):.0%} {'smaller' if facts.smaller >= 0 else 'larger'} than with full recovery."
     )
     if claim is None or claim.holds:
         return line
-    return f"{line} {'Cause' if claim.resolved else 'Cause, if not chance'}: {cause_of(facts, claim)}"
+    why = "Why the claim does not hold" if claim.resolved else "Why the claim is not resolved, if not by chance"
+    return f"{line} {why}: {cause_of(facts, claim)}"
 
 
 def cause_of(facts: ReductionFacts, claim: Claim) -> str:
     """Return a clause that says why the measured reduction is outside the range that `claim` expects."""
     low, high = claim.expected
+    inside = f"in the expected range ({low} to {high})"
     if facts.early == facts.trials:
         return "every failure comes before the first full checkpoint, so full recovery starts over."
     if claim.expects(facts.later.value):
-        return "the early failures, which return to the random start; without them it is in the range."
+        return f"after early failures, blocks return to the random start. Without these, the reduction is {inside}."
     if claim.expects(facts.whole):
-        return "the counting; in whole iterations it is in the range."
+        return f"costs are counted in fractions. In whole iterations, the reduction is {inside}."
     if high is not None and claim.measured > high:
         unit = (1 - facts.later.value) / (1 - facts.smaller)
         return (
-            f"the surviving blocks pull the restored blocks forward: a unit of perturbation costs {unit:.0%} of what it "
-            "costs under full recovery."
+            "the surviving blocks help the restored blocks to recover. A perturbation of the same size costs "
+            f"{unit:.0%} of what it costs with full recovery."
         )
     if facts.largest > facts.budget:
         return (
-            f"one block holds {facts.largest:.0%} of the values and a save may hold {facts.budget:.1%} of them, so "
-            "that block is saved no more often than by full checkpoints."
+            f"one block has {facts.largest:.0%} of the values, and a save may have {facts.budget:.1%} of them. So that "
+            "block is saved no more often than with full checkpoints."
         )
     if facts.scaled is not None and claim.expects(facts.scaled):
         return (
-            "distances of large and small blocks are ranked alike; ranked relative to their norms, and without early "
-            f"failures, it is {facts.scaled:.2f}, in the range."
+            "changes of large and small blocks are ranked alike. If they are ranked relative to the sizes of the blocks, and "
+            f"early failures are left out, the reduction is {facts.scaled:.2f}, which is {inside}."
         )
     if facts.budget < 1 and low is not None and facts.smaller < low:
         return (
-            f"movement is spread over the blocks, so the saves are not fresh enough: the {facts.budget:.1%} of the state "
-            f"that moved most makes {facts.concentration:.0%} of the squared movement between full checkpoints."
+            f"the changes are spread over many blocks, so the saved values are too old. The {facts.budget:.1%} of the state "
+            f"that changed most has {facts.concentration:.0%} of the squared change between two full checkpoints."
         )
-    return "not found; the perturbation shrinks as expected, and the cost does not."
+    return "not found. The perturbation is as small as expected, and the cost is not."

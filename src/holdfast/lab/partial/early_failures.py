@@ -54,6 +54,15 @@ FRESH = Approach("fresh values", "fresh")
 BOTH = Approach("early saves, fresh values", "fresh", saves="early")
 PRIORITY = Approach("priority 1/8", "partial", fraction=EIGHTH)
 PRIORITY_FRESH = Approach("priority 1/8, fresh values", "fresh", fraction=EIGHTH)
+WAYS = (  # sentences that describe the approaches, for the report
+    f"`{OVER.name}`: after a failure, all blocks return to the newest full checkpoint, or to the start.",
+    f"`{FIRST.name}`: only the lost blocks return; those that were never saved return to their initial values.",
+    f"`{EARLY.name}`: as `{FIRST.name}`, but before the first full checkpoint, parts of the blocks are saved after 1, 2, 4, "
+    "... iterations. Together they have the bytes of one full checkpoint.",
+    f"`{EARLY_FULL.name}`: as `{EARLY.name}`, but each of these saves has all blocks.",
+    f"`{FRESH.name}`: as `{FIRST.name}`, but lost blocks that were never saved get values by a rule of the model, such as zero.",
+    f"`{PRIORITY.name}`: an eighth of the state is saved in every iteration, the blocks that changed most first.",
+)
 APPROACHES = (OVER, FIRST, EARLY, EARLY_FULL, FRESH, BOTH, PRIORITY, PRIORITY_FRESH)
 
 
@@ -121,8 +130,9 @@ def run(options: Options, meter: Meter) -> Result:
         claims=[claim for split in splits for claim in _claims(split)] if options.workload is None else [],
         remarks=[
             *departures(options),
-            f"Early saves write as much as regular ones, {regular} state in the first {interval} iterations; early full saves "
-            f"write {full - regular} more states, once. Fresh values write nothing.",
+            *WAYS,
+            f"Early saves write as much as regular saves: {regular} state in the first {interval} iterations. All early full "
+            f"saves together write {full - regular} more states, once. Fresh values write nothing.",
             *(_remark(split) for split in splits),
             *unconverged_remarks(panels),
         ],
@@ -130,7 +140,7 @@ def run(options: Options, meter: Meter) -> Result:
         figures={"early-failures": figure(panels, interval, approaches)},
         captions={
             "early-failures": "Mean iteration costs, with 95 % intervals, of failures that take half of the blocks: those "
-            "before the first full checkpoint, and later ones."
+            "before the first full checkpoint, and the later ones."
         },
     )
 
@@ -138,13 +148,13 @@ def run(options: Options, meter: Meter) -> Result:
 def _claims(split: Split) -> Iterator[Claim]:
     panel, label, when = split.comparison.panel, split.comparison.label, "in failures before the first full checkpoint"
     if panel == FOUND_ON and not split.comparison.quick:
-        words = f"{label}: iterations by which first values cost more than starting over, {when}"
+        words = f"{label}: iterations by which `{FIRST.name}` costs more than `{OVER.name}`, {when}"
         more = split.saved(OVER, FIRST, split.early)
         yield Claim.of_estimate(f"{panel}-finding", words, "our finding", (0, None), more)
     for approach, against in ((EARLY, FIRST), (EARLY_FULL, FIRST), (FRESH, FIRST), (FRESH, OVER)):
-        ident, other = ("first", "first values") if against is FIRST else ("over", "starting over")
+        ident = "first" if against is FIRST else "over"
         ident = f"{panel}-{approach.saves if approach is not FRESH else 'fresh'}-{ident}"
-        words = f"{label}: iterations that {approach.name} save against {other}, {when}"
+        words = f"{label}: iterations by which `{approach.name}` costs less than `{against.name}`, {when}"
         yield Claim.of_estimate(ident, words, "our goal", (0, None), split.saved(approach, against, split.early))
 
 
@@ -156,8 +166,8 @@ def _remark(split: Split) -> str:
     more = split.saved(FIRST, EARLY, ~early)
     return (
         f"{label}: mean cost of the {early.sum()} of {len(early)} failures before the first full checkpoint, cheapest first: "
-        f"{order}. In the others early saves cost {more.value:.2f} iterations ({more.ends()}) more "
-        "than full checkpoints."
+        f"{order}. In the other failures, `{EARLY.name}` costs {more.value:.2f} iterations ({more.ends()}) more than "
+        f"`{FIRST.name}`."
     )
 
 

@@ -67,17 +67,20 @@ for _by in ("layer", "shard"):
     _name, _loaders = f"cnn-mnist-{_by}", (partial(_cnn, _by, "mnist"), partial(_cnn, _by, "digits"))
     PANELS[_name] = Panel(_name, *_titles, *_loaders)
 _NETWORK = (
-    "an iteration is 48 batches; the loss is that of the first 4,096 training images under the mean of the parameters over "
-    "the iteration, because from batch to batch the loss of the parameters varies by more than a failure costs."
+    "an iteration is 48 batches. The loss is computed on the first 4,096 training images, with the mean of the parameters "
+    "over the iteration. The loss of the parameters themselves varies from batch to batch by more than a failure costs."
 )
 NOTES = {  # where a panel differs from the paper's
-    "mf-movielens": "the paper's criterion fits the Frobenius residual against the zero-filled matrix, by coordinate-wise "
-    "least squares; exact least squares would converge in 2 iterations, and a lost row of L would cost nothing.",
-    "mf-jester": "dataset 1 part 1, not the paper's 2+, so the criterion is ours: the paper's is met in one iteration. Ours "
-    "is above a plateau at 3,102, on which runs from some starts stay for up to 150 iterations.",
-    "lda-20news": "the paper's criterion; with our tokenisation a run meets it in fewer iterations than the paper's 60.",
-    "lda-reuters": "the first 1,510 training stories of the ModApte split, a number chosen so that the paper's criterion is "
-    "crossed while the loss still falls; that it fits is not evidence.",
+    "mf-movielens": "the paper's limit of the loss fits the Frobenius norm of the residual, with zeros for missing ratings, "
+    "minimized by coordinate-wise least squares. With exact least squares, a run would converge in 2 iterations, and a lost "
+    "row of L would cost nothing.",
+    "mf-jester": "the data is part 1 of Jester's dataset 1, not dataset 2+ as in the paper. A run on it reaches the paper's "
+    "limit of the loss in one iteration, so we set another limit. It is just above 3,102, where the loss of some runs stays "
+    "nearly constant for up to 150 iterations.",
+    "lda-20news": "the limit of the loss is the paper's. With our tokenisation, a run reaches it in fewer iterations than the "
+    "60 of the paper.",
+    "lda-reuters": "the data is the first 1,510 training stories of the ModApte split. We chose this number so that a run "
+    "reaches the paper's limit of the loss while the loss still falls.",
     "cnn-mnist-layer": _NETWORK,
     "cnn-mnist-shard": _NETWORK,
 }

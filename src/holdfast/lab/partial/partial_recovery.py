@@ -40,7 +40,7 @@ def run(options: Options, meter: Meter) -> Result:
     panels = compare_strategies(options, meter, trials, strategies, strategies[0])
     has_claims, claims = options.workload is None, []
     for panel in panels if has_claims else ():
-        words = f"{panel.label}: of the three steps 1, 3/4, 1/2, 1/4 lost, those in which the mean cost falls"
+        words = f"{panel.label}: number of the steps from 1 to 3/4 to 1/2 to 1/4 lost in which the mean cost falls"
         count = sum(mean(_saved(panel, *step, interval)).value > 0 for step in pairwise(LOST))
         claims.append(Claim(f"{panel.panel}-falls", words, "figure 7", (3, 3), count))
         claims += [_reduction(panel, lost, interval) for lost in PAPER]
@@ -58,7 +58,7 @@ def run(options: Options, meter: Meter) -> Result:
 
 def _reduction(panel: PanelComparison, lost: Fraction, interval: int) -> Claim:
     row = panel.row(strategy("partial", lost, interval))
-    words = f"{panel.label}: reduction of the cost by partial recovery, {lost} lost"
+    words = f"{panel.label}: reduction of the cost by partial recovery, {lost} of the blocks lost"
     ends = row["reduction_low"], row["reduction_high"]
     return Claim(f"{panel.panel}-{lost}", words, "section 5.3", PAPER[lost], row["reduction"], ends)
 
@@ -96,13 +96,13 @@ def rises(panel: PanelComparison, interval: int) -> list[str]:
         both = np.isfinite(ours) & np.isfinite(theirs)
         ours, theirs, early = ours[both], theirs[both], panel.measurement.steps[both] < interval
         line = (
-            f"{panel.label}: losing {less} costs {extra.value:.2f} iterations ({extra.ends()}) more than "
+            f"{panel.label}: losing {less} of the blocks costs {extra.value:.2f} iterations ({extra.ends()}) more than "
             f"losing {'all' if more == 1 else more}"
         )
         if early.any() and not early.all():
             line += (
-                f": {ours[early].mean():.2f} against {theirs[early].mean():.2f} in failures before the first full checkpoint, "
-                f"{ours[~early].mean():.2f} against {theirs[~early].mean():.2f} in the others"
+                f". Failures before the first full checkpoint cost {ours[early].mean():.2f} and {theirs[early].mean():.2f} "
+                f"iterations, the others {ours[~early].mean():.2f} and {theirs[~early].mean():.2f}"
             )
         lines.append(f"{line}.")
     return lines

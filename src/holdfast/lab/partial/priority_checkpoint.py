@@ -61,7 +61,7 @@ def run(options: Options, meter: Meter) -> Result:
         costs = {Path(name).name: costs_of(strategy(name, FRACTIONS[-1], interval)).cost for name in names}
         costs["full"] = costs_of(strategy("round", FRACTIONS[0], interval)).cost  # all blocks, whatever the ranking
         ranked.append(
-            f"{panel.label}: mean cost with partial recovery at 1/8 and 8x (full: at 1 and 1x), cheapest first: "
+            f"{panel.label}: mean cost of each policy at 8x with partial recovery (`full`: at 1x), cheapest first: "
             f"{cost_report.cheapest_first(costs)}."
         )
     return cost_report.cost_result(
@@ -79,18 +79,18 @@ def run(options: Options, meter: Meter) -> Result:
 def _claims(panels: Sequence[PanelComparison], interval: int) -> list[Claim]:
     claims = []
     for panel in panels:
-        words = f"{panel.label}: mean cost of priority at 8x, as a fraction of that at 1x"
+        words = f"{panel.label}: mean cost of `priority` at 8x, divided by that at 1x"
         ratio = _ratio(panel, "priority", interval)
         falls = Claim.of_estimate(f"{panel.panel}-priority-falls", words, "figure 8", (None, 1), ratio)
         claims += [_reduction(panel, interval), falls]
-    words = "share of panels in which the mean cost of random at 8x is above that at 1x"
+    words = "share of the panels in which the mean cost of `random` at 8x is above that at 1x"
     share = sum(_ratio(panel, "random", interval).value > 1 for panel in panels) / len(panels)
     return [*claims, Claim("random-rises", words, "figure 8: nearly always", (0.5, 1), share)]
 
 
 def _reduction(panel: PanelComparison, interval: int) -> Claim:
     row = panel.row(strategy("priority", FRACTIONS[-1], interval))
-    words = f"{panel.label}: reduction of the cost by priority 1/8 checkpoints at 8x, 1/2 lost, against full recovery"
+    words = f"{panel.label}: reduction of the cost of full recovery by `priority` at 8x, half of the blocks lost"
     ends = row["reduction_low"], row["reduction_high"]
     return Claim(f"{panel.panel}-priority", words, "section 5.4", PAPER, row["reduction"], ends)
 

@@ -38,7 +38,10 @@ class OverheadPanel(NamedTuple):
 PANELS = (OverheadPanel("lda-20news", 20, 17, 16), OverheadPanel("lda-20news-200", 200, 17, 3))
 REDUCED = (OverheadPanel("lda-generated", 20, 12, 3),)
 DRAWN_IN = {SCAR: COLOURS["priority"], FULL: COLOURS["full recovery"], SCAR_ALONE: COLOURS["partial recovery"]}
-CAPTION = "Likelihood over iterations and over seconds: every seed thin, their mean thick. Nodes are killed at the dotted line."
+CAPTION = (
+    "Log likelihood by iteration (left) and by seconds (right): a thin line for every seed, a thick line for their mean. Nodes "
+    "are killed at the dotted line."
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,9 +136,12 @@ def claims(results: OverheadResults) -> list[Claim]:
 
     SCAR saves and restores only a part of the model at a time."""
     name, share = results.workload, results.share()
-    sooner = f"{name}: iterations that SCAR is sooner than full recovery at the same loss"
-    waits = f"{name}: time that training waits for a checkpoint after every iteration, over the rest of the iteration"
-    adds = f"{name}: time that a save adds to its iteration and the next, over an iteration without one in the same processes"
+    sooner = f"{name}: iterations by which SCAR reaches the losses of full recovery sooner"
+    waits = f"{name}: time that training waits for the checkpoint of an iteration, divided by the other time of the iteration"
+    adds = (
+        f"{name}: time that a save adds to its iteration and the next, divided by the time of an iteration without a save in "
+        "the same processes"
+    )
     paper = "section 5.5: 13 of 243 s"
     return [
         Claim.of_estimate(f"{name}-sooner", sooner, "figure 9: about 3", (SOONER, None), results.sooner(SCAR, FULL)),
@@ -150,14 +156,14 @@ def remarks(results: OverheadResults) -> list[str]:
     parts = [f"{arm.name} {_words(results.sooner(SCAR_ALONE, arm))}" for arm in (SCAR, FULL)]
     seconds, checkpoint = (_median(results.of(SCAR_ALONE), name) for name in ("seconds", "checkpoint"))
     full = _median(results.of(FULL_ALONE), "seconds") if results.of(FULL_ALONE) else float("nan")
-    whole = "" if np.isnan(full) else f", or {full:.3g} s with full checkpoints every {INTERVAL} iterations"
+    whole = "" if np.isnan(full) else f", and {full:.3g} s with a full checkpoint every {INTERVAL} iterations"
     lines = [
-        f"Nodes are killed at the end of iteration {FAILS}, when the workers' updates are about to be applied; the last full "
+        f"nodes are killed at the end of iteration {FAILS}, before the updates of the workers are applied. The newest full "
         f"checkpoint is of iteration {FAILS - FAILS % INTERVAL}, so full recovery loses {FAILS % INTERVAL} iterations, and "
-        f"no recovery could save more (at the start of that iteration: {FAILS % INTERVAL - 1}). Iterations behind the run "
-        f"without a failure: {', '.join(parts)}.",
-        f"An iteration takes {seconds:.3g} s (median){whole}; of that training waits {checkpoint:.3g} s for SCAR's "
-        f"checkpoint. The paper's takes {PAPER_SECONDS:g} s.",
+        "no recovery can be sooner by more than that.",
+        f"iterations behind the run without a failure: {', '.join(parts)}.",
+        f"an iteration with a checkpoint of SCAR takes {seconds:.3g} s (median){whole}. Training waits {checkpoint:.3g} s of "
+        f"it for the checkpoint. An iteration of the paper takes {PAPER_SECONDS:g} s.",
     ]
     failed = {claim.id.rpartition("-")[2] for claim in claims(results) if claim.resolved and not claim.holds}
     if "sooner" in failed:
@@ -185,12 +191,12 @@ def _lengths(panels: Sequence[OverheadResults]) -> list[str]:
         return []
     parts = [
         f"{results.topics} topics: {_median(results.of(SCAR_ALONE), 'checkpoint'):.3g} s for a checkpoint, "
-        f"{_median(results.of(SCAR_ALONE), 'seconds'):.3g} s for an iteration with it, a share of {_words(results.share())}"
+        f"{_median(results.of(SCAR_ALONE), 'seconds'):.3g} s for an iteration with it"
         for results in panels
     ]
     return [
-        f"The paper samples each token from {PAPER_TOPICS} topics, which makes iterations longer but not checkpoints. "
-        f"So there are two panels. {'; '.join(parts)}."
+        f"The paper has {PAPER_TOPICS} topics. More topics make an iteration longer, but not a checkpoint, so two numbers of "
+        f"topics are measured. {'; '.join(parts)}."
     ]
 
 

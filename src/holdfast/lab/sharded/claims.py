@@ -44,14 +44,14 @@ def claims(costs: MeasuredCosts) -> list[Claim]:
     for strategy, lost, most in AT_MOST:
         for interval in costs.size.intervals:
             words = (
-                f"{lost} of the ranks lost, {strategy.words}: cost over that of a rollback to a snapshot every "
-                f"{interval} steps"
+                f"`{strategy.name}`, {lost} of the ranks lost, a snapshot every {interval} steps: lag divided by the cost "
+                "of a rollback"
             )
             ident = f"{strategy.name}-{lost.numerator}-of-{lost.denominator}-every-{interval}"
             made.append(Claim.of_estimate(ident, words, SOURCE, (None, most), costs.ratio(strategy, lost, interval)))
     shadows = np.concatenate([costs.lags(SHADOW, lost) for lost in SHADOW.losses])
     floor = costs.noise_floor
-    words = f"{SHADOW.words}: mean lag in steps, within the noise floor of {floor:.2g} steps"
+    words = f"`{SHADOW.name}`: mean lag in steps, within the noise floor of {floor:.2g} steps"
     return [*made, Claim.of_estimate("replay-exact", words, SOURCE, (-floor, floor), confidence.mean(shadows))]
 
 
@@ -63,18 +63,23 @@ def remarks(costs: MeasuredCosts) -> list[str]:
     for interval in costs.size.intervals:
         age = float(costs.ages(interval).mean())
         parts.append(
-            f"{age:.1f} steps with a snapshot every {interval} (the error is {spread / max(age, 1e-9):.0%} of it)"
+            f"{age:.1f} steps with a snapshot every {interval} steps (the error is {spread / max(age, 1e-9):.0%} of it)"
         )
     return [
-        f"Noise floor: rounding all weights to bfloat16, with nothing lost, changes the lag by {floor:.2g} steps (root mean "
-        f"square of {len(costs.lags(NOISE))} failures). Larger perturbations scatter more; the intervals over failures show it.",
-        f"Measured rollbacks, which train on other batches than the steps they repeat, differ from the age of the snapshot "
-        f"by {spread:.1f} steps (root mean square), {float(errors.mean()):+.1f} on average. That is the error of a large lag; "
-        "claims divide by the exact age.",
-        f"Mean cost of a rollback: {'; '.join(parts)}.",
+        f"Noise floor: {floor:.2g} steps. It is the lag of runs in which nothing is lost and all weights are only rounded to "
+        f"bfloat16 (root mean square over {len(costs.lags(NOISE))} points of training). Strategies that change the weights "
+        "more scatter more, as their 95 % intervals show.",
+        f"Error of a large lag: {spread:.1f} steps. The exact cost of a rollback is known: it is the age of the snapshot. "
+        f"Measured lags of rollbacks differ from it by {spread:.1f} steps (root mean square), and by {errors.mean():+.1f} "
+        "steps on average, because a rollback trains on other batches than the steps that it repeats. Claims divide by the "
+        "exact cost.",
+        f"Mean exact cost of a rollback: {'; '.join(parts)}.",
+        "Bound: Theorem 3.2 of the SCAR paper computes an upper limit of the cost. It depends on the distance between the "
+        "recovered and the lost weights, on c (the factor by which each step reduces the distance to the optimum) and on D "
+        "(the distance to the optimum at the start).",
         _within_bound(costs),
-        "The theorem's perturbation is that of the weights, and its c and D are fitted to the undisturbed run: nothing is "
-        "proved for them. Fresh weights are no perturbation in this sense, so it predicts 0 for them, whatever the moments.",
+        "Nothing is proved here: training does not meet the assumptions of the theorem, c and D are fitted to the undisturbed "
+        "run, and the distance leaves out the moments of the optimizer.",
     ]
 
 
@@ -83,8 +88,8 @@ def _within_bound(costs: MeasuredCosts) -> str:
     inside = sum(cost <= bound for cost, bound in pairs)
     ratio = np.median([cost / bound for cost, bound in pairs]) if pairs else float("nan")
     return (
-        f"Theorem 3.2 allows more than was measured in {inside} of {len(pairs)} trials that perturb the weights; the median "
-        f"cost is {ratio:.2f} of the predicted bound."
+        f"In {inside} of {len(pairs)} trials that change the weights, the measured cost is at most the bound. The median cost "
+        f"is {ratio:.2f} of the bound."
     )
 
 
@@ -109,9 +114,11 @@ def _cases(costs: MeasuredCosts, strategy: ShardStrategy) -> list[tuple[Fraction
 def tables(costs: MeasuredCosts) -> list[ResultTable]:
     """Return the costs of single failures, and the state of the long runs at their end."""
     rows = [_cost_row(costs, strategy, *case) for strategy in STRATEGIES for case in _cases(costs, strategy)]
-    columns = ["strategy", "lost", "snapshot every", "lag, steps", "from", "to", "of a rollback", "from", "to"]
-    columns += ["early", "late", "jump of the loss", "bound, steps"]
-    single = ResultTable("Cost of a failure: steps behind the undisturbed run (95 % intervals)", columns, rows)
+    columns = ["strategy", "lost", "snapshot every", "lag, steps", "from", "to", "lag / rollback", "from", "to"]
+    columns += ["lag in the warm-up", "lag after it", "jump of the loss", "bound, steps"]
+    single = ResultTable(
+        "Lag by strategy: steps behind the undisturbed run, with 95 % intervals (from, to)", columns, rows
+    )
     return [single, _repeated_table(costs)]
 
 

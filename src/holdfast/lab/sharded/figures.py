@@ -27,13 +27,15 @@ COLOURS = {
     "noise": "#a0aec0",
 }
 CAPTIONS = {
-    "cost": "Steps behind the undisturbed run after a failure, by the part of the ranks that was lost: means with 95 % "
-    "intervals. The grey band is the noise floor: its half width is the root mean square lag of runs in which nothing was "
-    "lost and all weights were rounded to bfloat16. The dashed line is the mean age of the newest snapshot. The scale is linear between -1 and 1.",
-    "repeated": "Validation loss of long runs in which every rank fails in every step with the given chance. The runs of "
-    "rollback and shadow are computed from the undisturbed run.",
-    "bound": "Each point is a trial: its cost over the bound of Theorem 3.2 for its perturbation of the weights. Points "
-    "below the line cost less than the bound. Strategies that change no weight are left out. The rate and the distance in the bound are fitted.",
+    "cost": "Lag (steps behind the undisturbed run) after a failure, by the part of the ranks that was lost: means with 95 % "
+    "intervals. The grey band is the noise floor: the lag of runs in which nothing was lost and all weights were rounded to "
+    "bfloat16. The dashed line is the cost of a rollback: the mean age of the newest snapshot. The vertical scale is linear "
+    "between -1 and 1, and logarithmic outside.",
+    "repeated": "Validation loss of long runs with many failures: in every step, each rank fails with the chance above the "
+    "plot. The curves of rollback and shadow are computed from the undisturbed run.",
+    "bound": "Each point is a trial. The vertical axis has its lag, the horizontal axis the bound of Theorem 3.2 for its "
+    "change of the weights. Points below the line (cost = bound) cost less than the bound. Strategies that change no weight "
+    "are left out.",
 }
 
 
