@@ -41,8 +41,8 @@ INTRODUCTIONS = {
         "workers return to a checkpoint that is made once in an epoch."
     ),
     "server-overhead": (
-        "A topic model trains on a parameter server, half of whose nodes are killed. `scar` saves a quarter of the blocks "
-        "(parts of the state) after every iteration, and restores only the lost blocks. `traditional` is full recovery: it "
+        "A topic model trains on a parameter server, half of whose nodes are killed. `scar` is the method of the SCAR paper: "
+        "it saves a quarter of the blocks (parts of the state) after every iteration, and restores only the lost blocks. `traditional` is full recovery: it "
         "saves all blocks after every fourth iteration, and restores all of them. Measured are the iterations by which one "
         "run reaches the same loss later than another, and the time that checkpoints take."
     ),

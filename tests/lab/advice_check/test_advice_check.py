@@ -39,14 +39,12 @@ def test_a_case_holds_if_its_cost_lies_in_the_interval() -> None:
     assert np.isnan(coverage([]))
 
 
-def test_wrong_predictions_are_listed_as_dearer_or_cheaper() -> None:
+def test_wrong_predictions_are_counted_above_and_below_their_interval() -> None:
     early = case(9.0, unit="iterations", failure="after iteration 2, before the first save")
     line = advice_check._misses("runs", [case(2.0), case(0.5), early])
-    assert "2 of 3 cases were not as predicted" in line
-    assert "1 cheaper (seconds)" in line
-    assert "1 dearer (iterations)" in line
-    assert "1 of them struck before the first save" in line
-    assert advice_check._misses("runs", [case(2.0)]) == "runs: every case was as predicted."
+    assert "2 of 3 cases are outside the predicted interval, 1 above it and 1 below it" in line
+    assert "1 of the 2 failures struck before the first save" in line
+    assert advice_check._misses("runs", [case(2.0)]) == "runs: every case is in the predicted interval."
 
 
 def test_a_prediction_that_is_wrong_too_often_is_a_claim_that_does_not_hold() -> None:

@@ -1,6 +1,5 @@
 """Test `holdfast advise`: predict failure costs from runs without failures, measure them, and sweep save intervals."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -109,15 +108,14 @@ def _sweep_claim(sweep: Sweep) -> Claim:
 def _misses(name: str, cases: Sequence[AdviceCase]) -> str:
     missed = [case for case in cases if not case.holds]
     if not missed:
-        return f"{name}: every case was as predicted."
-    sides = Counter(
-        (case.workload, case.strategy, case.unit, "dearer" if case.measured > case.predicted.high else "cheaper")
-        for case in missed
-    )
-    groups = "; ".join(f"{w}, {s}: {n} {side} ({unit})" for (w, s, unit, side), n in sides.most_common())
+        return f"{name}: every case is in the predicted interval."
+    more = sum(case.measured > case.predicted.high for case in missed)
     early = sum("before the first save" in case.failure for case in missed)
-    about = f" {early} of them struck before the first save." if early else ""
-    return f"{name}: {len(missed)} of {len(cases)} cases were not as predicted: {groups}.{about}"
+    about = f" {early} of the {len(missed)} failures struck before the first save." if early else ""
+    return (
+        f"{name}: {len(missed)} of {len(cases)} cases are outside the predicted interval, {more} above it and "
+        f"{len(missed) - more} below it.{about} The last column of the table shows which."
+    )
 
 
 def _widths(cases: Sequence[AdviceCase]) -> Iterator[str]:

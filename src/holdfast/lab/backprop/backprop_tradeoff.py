@@ -38,7 +38,7 @@ def run(options: Options, meter: Meter) -> Result:
     replace_text(folder / "rows.csv", _csv(rows))
     drawn = figures.all_figures(rows)
     described = {
-        r.panel.name: f"trained on {r.data}, with failures in epochs {', '.join(map(str, r.phases))}, each of {r.steps} "
+        r.panel.name: f"data set {r.data}, failures in epochs {', '.join(map(str, r.phases))}, each of {r.steps} "
         "mini-batches"
         for r in panels
     }
