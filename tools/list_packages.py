@@ -42,7 +42,11 @@ def overview() -> str:
 
 def modules_page() -> str:
     """Return a page with a line for every module."""
-    parts = ["# Modules\n\nThe first sentence of every module, written by `tools/list_packages.py`.\n"]
+    parts = [
+        "# Modules\n\nAll modules of the source, folder by folder, each with the first sentence of its docstring. The "
+        "[glossary](reference/glossary.md) explains words such as member, term and lineage. `tools/list_packages.py` "
+        "writes this page.\n"
+    ]
     for folder, paths in packages().items():
         name = "src/holdfast" if folder == SOURCE else str(folder.relative_to(SOURCE))
         lines = "\n".join(f"| `{path.name}` | {first_sentence(path).replace('|', chr(92) + '|')} |" for path in paths)

@@ -65,8 +65,10 @@ def main() -> int:
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     print(f"{cores} cores, load {load:.1f}, Linux {platform.release()}, python {platform.python_version()}, ", end="")
     print(f"torch {torch.__version__}\n")
-    names = "seconds of a group | processor seconds of a rank | its connections | its open files | its requests"
-    print(f"| ranks | {names} | MB of all requests |\n|---:|---|---:|---:|---:|---:|---:|")
+    names = "seconds to create a group | processor seconds of a rank | connections of a rank | new open files of a rank"
+    print(
+        f"| ranks | {names} | requests of a rank | MB of the requests of all ranks |\n|---:|---|---:|---:|---:|---:|---:|"
+    )
     for size in given.sizes:
         print(row(size, measure(size, given.repeats)), flush=True)
     return 0

@@ -1,4 +1,4 @@
-"""The price of live recovery for a sharded model: memory and traffic while nothing fails, and steps for a lost shard.
+"""The price of live recovery for a sharded model: memory and traffic in every step, and the steps that a lost shard costs.
 
 P parameters are sharded over N ranks and trained with AdamW in float32. Under `replay` each rank keeps a copy of the
 shard of the rank before it, weights and both moments, and may send its gradients to the next rank before each optimizer

@@ -1,4 +1,4 @@
-"""The steps of one worker process, one array for each field; those that were folded are read from their segments.
+"""The steps of one worker process as arrays, one for each field, read from the lines and segments of its history.
 
 A column is put together when it is used, and segments keep only the columns that were used last. So an audit needs
 memory for the steps of a few ranks, however many ranks there are.

@@ -1,4 +1,4 @@
-"""The shortest compute time of each step among the ranks other than rank 0: how long rank 0 waited for a late rank.
+"""The shortest compute time of each step among the ranks other than rank 0, which shows how long rank 0 waited for them.
 
 Compute times include waiting for other ranks, so the rank with the shortest one was late.
 """

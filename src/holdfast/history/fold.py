@@ -1,4 +1,4 @@
-"""Folds the settled lines of history files into segments, and frees the space that the lines took.
+"""Moves lines of history files into compact files (segments), and frees the space that the lines took.
 
 A segment is complete once it has its name. From then on readers take these lines from it, and the bytes in the files are
 replaced by a hole, which takes no space; the files keep their length, so their writers need not know. A process that is

@@ -1,4 +1,4 @@
-"""Segments: files in which settled lines of histories are stored as columns, a fraction of the size of the lines.
+"""Segments: compact files that store lines of histories as columns, in a fraction of their size.
 
 A segment is a NumPy archive (`numpy.load` reads it) with the lines of one or more history files, from a first byte to a
 last one. Steps are in panels, other lines are text. The comment of the archive is the digest of all bytes before it.

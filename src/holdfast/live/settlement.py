@@ -1,4 +1,4 @@
-"""Plan how the remaining members continue after a loss, from the step and pass that each member has reached. No I/O.
+"""Plan how the surviving members continue after a loss, from the step and backward pass that each has reached. No I/O.
 
 Members recover either in a backward pass in which some sums of gradients did not arrive, or at a step boundary. If any
 member has a sum, the sum contains the gradients of all members, including the lost members, and is sent to the members

@@ -1,4 +1,4 @@
-"""Choose the blocks to save: the controller asks, nodes answer, until the last block is found.
+"""Choose the blocks to save: the controller asks the nodes about their blocks until it knows which of them to save.
 
 Every block has a place in the ranking: the policy's key as an integer, then the time of its last save, then its number.
 `exchange` asks for histograms and narrows the bin that contains the last block within the budget, so that traffic grows

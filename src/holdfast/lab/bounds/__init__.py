@@ -1,1 +1,1 @@
-"""The cost of perturbing a model in training, against a proved bound: qp-bound, mlr-bound, mlr-reset and lda-reset."""
+"""The experiments qp-bound, mlr-bound, mlr-reset and lda-reset: costs of perturbing a model, compared with proved limits."""

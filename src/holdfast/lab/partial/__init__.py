@@ -1,1 +1,1 @@
-"""Failures that lose a part of the state: partial-recovery, priority-checkpoint, early-failures, and your own model."""
+"""The experiments partial-recovery, priority-checkpoint and early-failures, and comparisons with your own model."""

@@ -1,4 +1,4 @@
-"""Call a function for many items, in several processes or on a Ray cluster; it can report results before an item is done."""
+"""Call a function for many items, in several processes or on a Ray cluster, and pass on its reports before it returns."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait

@@ -1,4 +1,4 @@
-"""Gradients that the next rank can compute itself, so that they need not be sent: reduced ones, times one number.
+"""Gradients that need not be sent, because the next rank can compute them: the reduced gradients times one number.
 
 The next rank already has the reduced gradients of this rank (see operations.py). FSDP2 makes the gradients of parameters
 views of them, and clipping multiplies all by the same number. Each rank looks up from which values each of its gradients

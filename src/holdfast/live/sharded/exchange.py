@@ -1,4 +1,4 @@
-"""The exchanges in which every rank gives the next rank what its copy of this rank's shards needs.
+"""Exchanges in which every rank sends the next rank what is needed to update the copy of its shards there.
 
 They complete on no rank before all ranks have received their values. A rank that is interrupted in an exchange which
 another rank has completed has therefore received everything.

@@ -1,4 +1,4 @@
-"""Host memory that the collectives of a step use again in every step, because new memory costs more than the copies."""
+"""Host memory for collectives, reused in every step, because it takes longer to allocate memory than to copy the data."""
 
 from collections import defaultdict
 

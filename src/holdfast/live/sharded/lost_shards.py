@@ -1,4 +1,4 @@
-"""Values for the rows of a lost shard: the rules by which weights and Adam's moments are put in place of lost ones.
+"""Values for the rows of a lost shard: the rules that replace lost weights and lost moments of Adam.
 
 In FSDP every rank holds some rows of each parameter and of both moments. If a rank is lost, its rows are lost; all
 other rows keep their values. A rule computes the lost rows of one parameter from what is left (`Remains`). Rules read

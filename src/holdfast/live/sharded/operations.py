@@ -1,4 +1,4 @@
-"""The collectives of which a step consists, and what each rank keeps of them: a replacement gets their results from it.
+"""The collectives of a step, and the results that each rank keeps of them for a replacement of a lost worker.
 
 gloo computes a reduce-scatter as an all-reduce, so this module uses the all-reduce, with the same bits. Every rank then
 also has the reduced gradients of the previous rank, which that rank's replacement needs. Tensors on a GPU pass through
