@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,6 +30,12 @@ def group(number: int) -> dict[str, int]:
     return found
 
 
+def until_begun(run: subprocess.Popen[bytes], true: Callable[[], bool], what: str) -> None:
+    """Wait until something is true of a run, and show what the run wrote if it ends before."""
+    until(lambda: true() or run.poll() is not None, what)
+    assert run.poll() is None, run.communicate()[1].decode()
+
+
 def test_a_failed_start_of_ray_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(**_: object) -> None:
         raise RuntimeError("Timed out while waiting for GCS to become available.\nand much more")
@@ -50,7 +57,7 @@ def test_a_failed_start_of_ray_is_reported_in_one_line(monkeypatch: pytest.Monke
 def test_asked_to_end_while_ray_starts_it_ends_in_order_and_leaves_nothing_behind(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "holdfast", "serve", "train", "--workload", "mlr-digits", "--out", "run"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True) as run:
-        until(lambda: any(name.startswith("gcs_server") for name in group(run.pid)), "Ray starts")
+        until_begun(run, lambda: any(name.startswith("gcs_server") for name in group(run.pid)), "Ray starts")
         os.kill(run.pid, signal.SIGTERM)
         _, said = run.communicate(timeout=DEADLINE)
     assert run.returncode == 130, said.decode()
@@ -63,7 +70,7 @@ def test_a_run_whose_raylet_is_killed_says_so_keeps_its_history_and_leaves_no_pr
     command += ["--nodes", "1", "--workers", "1"]
     history = tmp_path / "run" / "history" / "controller.jsonl"
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True) as run:
-        until(lambda: history.exists() and '"iterate"' in history.read_text(), "the first iteration is done")
+        until_begun(run, lambda: history.exists() and '"iterate"' in history.read_text(), "the first iteration is done")
         killed = group(run.pid)["raylet"]
         os.kill(killed, signal.SIGKILL)
         _, said = run.communicate(timeout=DEADLINE)
