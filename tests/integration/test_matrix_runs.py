@@ -50,8 +50,9 @@ def test_the_quick_matrix_resumes_after_an_interruption_without_repeating_runs(s
     wait_until(lambda: matrix.over or (runs / "blocking-1337" / "run.json").exists(), "the second run", WITHIN)
     matrix.signal(signal.SIGINT)
     assert matrix.wait(WITHIN) == 130, matrix.stdout
-    assert "interrupted; finished runs stay in" in matrix.stdout
-    assert matrix.stdout.count("\n") == 1
+    *progress, last = matrix.stdout.splitlines()
+    assert "interrupted; finished runs stay in" in last
+    assert all(line.startswith("runs: ") for line in progress)  # of a slow machine
     assert not (runs / "blocking-1337.json").exists()
     done = (runs / "reference-1337.json").stat().st_mtime_ns
 
