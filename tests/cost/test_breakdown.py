@@ -483,6 +483,33 @@ def test_the_stall_of_a_save_that_was_never_finished_is_known_from_its_step() ->
     assert cost_breakdown(run.events).stall.waited == near(2.75)
 
 
+def found_by_a_restart() -> FakeHistory:
+    """Two saves; rank 0 is killed before it records the second one, which the next attempt finds."""
+    run = FakeHistory()
+    run.launches()
+    run.trains()
+    run.saves(snapshot=0.25, durable=0.5)
+    run.trains()
+    run.dies()
+    run.committed = 2
+    run.launches(1.0, cause="recovery", verb="restart")
+    recover = run.events.pop()
+    run.rank_0(Commit(2, 2, 4000, found=True))
+    run.events.append(recover)
+    run.trains()
+    run.saves(snapshot=0.25, durable=0.5)
+    run.finishes()
+    return run
+
+
+def test_a_save_that_only_a_restart_found_is_listed_without_times() -> None:
+    result = cost_breakdown(found_by_a_restart().events)
+    assert [(save.attempt, save.step) for save in result.listed_saves] == [(1, 1), (2, 2), (2, 3)]
+    assert [save.step for save in result.saves] == [1, 3]
+    assert result.to_json()["found_saves"] == [{"attempt": 2, "step": 2, "bytes": 4000}]
+    assert_adds_up(result)
+
+
 def test_a_save_before_the_first_step_is_no_part_of_starting_up() -> None:
     run = FakeHistory()
     run.launches(1.0)
@@ -705,7 +732,7 @@ def test_the_numbers_are_plain_json_with_these_names() -> None:
     assert list(record) == [
         *("ended", "goodput", "wall", "away", "clock_back", "restarts", "steps", "samples_lost"),
         *("rework", "seconds", "share"),
-        *("stall", "waiting", "stragglers", "device", "saves", "failures", "attempts"),
+        *("stall", "waiting", "stragglers", "device", "saves", "found_saves", "failures", "attempts"),
     ]
     assert list(record["seconds"]) == list(record["share"]) == list(CAUSES)
     assert list(record["stall"]) == [*stall, "saves", "per_save"]

@@ -129,20 +129,25 @@ def _print_one(breakdown: "CostBreakdown") -> None:
         for failure in restarts:
             table.add_row(str(failure.step), *map(_seconds, failure.parts.values()))
         Console().print(table)
-    if breakdown.saves:
+    if breakdown.listed_saves:
         Console().print(_saves(breakdown))
 
 
 def _saves(breakdown: "CostBreakdown") -> Table:
+    from holdfast.cost.attempts import SaveCost
+
     parts = ("waited", "snapshot", "enqueue", "backpressure", "write", "sync", "overlapped")
     heads = ("step", "size", *(part.replace("backpressure", "pressure") for part in parts), "durable")
     table = Table(*heads, box=None, padding=(0, 1, 0, 0), title="Saves, in milliseconds")
-    for save in breakdown.saves[-SHOWN:]:
-        durable = "" if save.durable_after is None else f"{1000 * save.durable_after:.0f}"
-        stall = (f"{1000 * getattr(save.stall, part):.1f}" for part in parts)
-        table.add_row(str(save.step), size(save.bytes), *stall, durable)
-    if len(breakdown.saves) > SHOWN:
-        table.caption = f"the last {SHOWN} of {len(breakdown.saves)} saves; --json has all"
+    saves = breakdown.listed_saves
+    for save in saves[-SHOWN:]:
+        times: list[str] = []
+        if isinstance(save, SaveCost):
+            durable = "" if save.durable_after is None else f"{1000 * save.durable_after:.0f}"
+            times = [*(f"{1000 * getattr(save.stall, part):.1f}" for part in parts), durable]
+        table.add_row(str(save.step), size(save.bytes), *times)
+    if len(saves) > SHOWN:
+        table.caption = f"the last {SHOWN} of {len(saves)} saves; --json has all"
     return table
 
 

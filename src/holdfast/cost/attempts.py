@@ -84,6 +84,14 @@ class SaveCost:
         return {**row, **stall, "unaccounted": self.stall.unaccounted}
 
 
+class FoundSave(NamedTuple):
+    """A save that `attempt` found in the store. Its times are unknown: rank 0 was killed before it recorded them."""
+
+    attempt: int
+    step: int
+    bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptTimeline:
     """The steps, live recoveries and saves of one attempt, which lasts from one start of all workers to the next."""
@@ -92,6 +100,7 @@ class AttemptTimeline:
     steps: Sequence[StepCost]
     regroups: Sequence[LiveRecoveryEnd]
     saves: Sequence[SaveCost]
+    found: Sequence[FoundSave]
     committed: int  # steps that were saved by its end
     after_failure: bool
     ended: str | None
@@ -132,6 +141,7 @@ def attempts(stretches: Sequence[AttemptStretch], history: Iterable[Item]) -> li
                     if isinstance(event.what, Regroup)
                 ],
                 saves=_saves(stretch),
+                found=[FoundSave(c.attempt, c.step, c.bytes) for c in stretch.events_of(Commit) if c.found],
                 committed=so_far,
                 after_failure=bool(read) and read[-1].failed,
                 ended=ended,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.cost.attempts import AttemptTimeline, SaveCost, attempts
+from holdfast.cost.attempts import AttemptTimeline, FoundSave, SaveCost, attempts
 from holdfast.cost.failure_costs import FailureCost, failure_costs
 from holdfast.cost.run_events import RunEvents, of_history
 from holdfast.cost.shortest_steps import ShortestSteps
@@ -77,6 +77,7 @@ class CostBreakdown:
     seconds: Seconds
     stall: Stall
     saves: tuple[SaveCost, ...]
+    found_saves: tuple[FoundSave, ...]
     failures: tuple[FailureCost, ...]
     attempts: tuple[AttemptCost, ...]
     waiting: Waiting | None
@@ -91,6 +92,11 @@ class CostBreakdown:
     def share(self) -> Seconds:
         """The fraction of the wall-clock time for each cause; the fractions add up to 1."""
         return {cause: _share(seconds, self.wall) for cause, seconds in self.seconds.items()}
+
+    @property
+    def listed_saves(self) -> list[SaveCost | FoundSave]:
+        """All saves that became durable or were recorded, in the order of attempts and steps."""
+        return sorted([*self.saves, *self.found_saves], key=lambda save: (save.attempt, save.step))
 
     @property
     def stall_per_save(self) -> float:
@@ -125,6 +131,7 @@ class CostBreakdown:
             "stragglers": [straggler._asdict() for straggler in self.stragglers],
             "device": self.device,
             "saves": [save.to_json() for save in self.saves],
+            "found_saves": [save._asdict() for save in self.found_saves],
             "failures": [asdict(failure) for failure in self.failures],
             "attempts": [attempt.to_json() for attempt in self.attempts],
         }
@@ -156,6 +163,7 @@ def cost_of(run: RunEvents) -> CostBreakdown:
         seconds={cause: sum(cost.seconds[cause] for cost in costs) for cause in CAUSES},
         stall=sum((_stall(attempt) for attempt in timelines), Stall()),
         saves=tuple(save for attempt in timelines for save in attempt.saves),
+        found_saves=tuple(found for attempt in timelines for found in attempt.found),
         failures=tuple(failure_costs(timelines, history)),
         attempts=costs,
         waiting=_waiting(timelines, run.shortest, line.wall),

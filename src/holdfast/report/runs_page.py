@@ -166,7 +166,7 @@ def _tables(runs: Sequence[ReportedRun]) -> Iterator[Table]:
             for a in run.cost.attempts
         ],
     )  # fmt: skip
-    if any(run.cost.saves for run in runs):
+    if any(run.cost.listed_saves for run in runs):
         yield _saves(runs)
     keys = list(runs[0].settings)
     yield Table(
@@ -236,6 +236,8 @@ def _saves(runs: Sequence[ReportedRun]) -> Table:
         waits = (1000 * getattr(save.stall, part) for part in parts)
         durable = None if save.durable_after is None else 1000 * save.durable_after
         rows.append([*_run_cell(runs, run), save.attempt, save.step, save.bytes, *waits, durable])
+    for run in runs:
+        rows += [[*_run_cell(runs, run), *save, *[None] * (len(parts) + 1)] for save in run.cost.found_saves]
     names = [*map(Column, ("attempt", "step", "bytes")), *(Column(part, ".2f") for part in parts)]
     columns = [*_run_column(runs), *names, Column("durable after", ".1f")]
     return Table(title="Saves, milliseconds", columns=columns, rows=rows, folded=len(rows) > FOLDED)
