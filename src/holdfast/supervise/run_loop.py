@@ -30,6 +30,7 @@ from holdfast.supervise.failure_cause import (
 )
 from holdfast.supervise.folding import HistoryFolding
 from holdfast.supervise.hang_detection import RemoteProgress
+from holdfast.supervise.nodes import news
 from holdfast.supervise.nodes.connection import Unreachable
 from holdfast.supervise.nodes.multi_node import RunEndWatch
 from holdfast.supervise.nodes.rendezvous import (
@@ -343,17 +344,23 @@ class RunLoop:
             if self._node.of > 1 and now - self._compared >= COMPARE:
                 self._compared = now
                 self._exchange_progress()
-            if have_finished and self._nodes.peers.finish():
-                return self._completed()
-            if (text := self._nodes.stopped()) is not None:
-                return RunVerdict.from_text(text)
-            if waiting := self._nodes.waiting_nodes():
-                return self._restart(self._arrival_of(waiting))
-            if lost := self._nodes.peers.lost(suspected=self._membership.is_suspicious):
-                return self._lose_nodes(lost)
+            is_suspicious = self._membership.is_suspicious
+            return self._act_on(news.ask(self._nodes, have_finished=have_finished, is_suspicious=is_suspicious))
         except Unreachable as error:
             return self._restart(self._lost_host(error))
-        return None
+
+    def _act_on(self, found: news.News | None) -> RunVerdict | None:
+        match found:
+            case news.AllNodesFinished():
+                return self._completed()
+            case news.StoppedElsewhere(verdict):
+                return RunVerdict.from_text(verdict)
+            case news.NodesWaiting(nodes):
+                return self._restart(self._arrival_of(nodes))
+            case news.NodesSilent(nodes):
+                return self._lose_nodes(nodes)
+            case _:
+                return None
 
     def _arrival_of(self, nodes: list[int]) -> FirstFailure:
         """Return why all workers restart for waiting nodes: they come back, or the workers of one of them have failed."""
