@@ -20,6 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import ASGD, SGD, Adadelta, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop
 
 from holdfast.distributed.gloo_link import Link
+from holdfast.live.sharded import shadow
 from holdfast.live.sharded.collectives import Collectives
 from holdfast.live.sharded.mesh_group import ModuleGather, replace_default_group_by_mesh
 from holdfast.live.sharded.operations import Ring
@@ -61,6 +62,20 @@ def changed_by_script(world_size: int) -> Case:
     return Case(case.things, train)
 
 
+def evaluated(world_size: int) -> Case:
+    case = CASES["uneven_rows"](world_size)
+    model, optimizer = case.things["model"], case.things["optimizer"]
+
+    def train(x: torch.Tensor) -> None:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.inference_mode():
+            model(x)
+
+    return Case(case.things, train)
+
+
 NAMES = ("even", "uneven_rows", "fewer_rows_than_ranks", "mixed_precision", "bfloat16", "tied_parameters", "columns",
          "frozen_parameters", "offloaded", "two_models", "averaged", "foreach_adamw", "fused_adamw", "amsgrad", "adagrad",
          "sgd_momentum", "learning_rate_tensor")  # fmt: skip
@@ -70,6 +85,7 @@ SHADOWED: dict[str, Any] = {
     "clipped": clipped,
     "accumulated": partial(clipped, micro_batches=2),
     "changed_by_script": changed_by_script,
+    "evaluated": evaluated,
     "changed_by_hook": with_optimizer(SGD),
 }
 
@@ -111,12 +127,12 @@ def compare(name: str, collectives: Collectives, link: NotingLink) -> tuple[list
         module.set_custom_all_gather(ModuleGather(collectives, number))  # type: ignore[arg-type]
         module.set_custom_reduce_scatter(ModuleReduce(collectives))  # type: ignore[arg-type]
     own = OwnShards(Protected(case.things))
-    shadow = exchange_copies(own, collectives.link, collectives.ring)
+    copies = exchange_copies(own, collectives.link, collectives.ring, collectives.spare)
 
     def follow(optimizer_name: str) -> Any:
         def before_step(*_: Any) -> None:
-            collectives.run(shadow.exchange_gradients(optimizer_name, collectives.reductions))
-            shadow.step(optimizer_name)
+            collectives.run(copies.exchange_gradients(optimizer_name, collectives.reductions))
+            copies.step(optimizer_name)
             collectives.end_updates()
 
         return before_step
@@ -132,10 +148,10 @@ def compare(name: str, collectives: Collectives, link: NotingLink) -> tuple[list
         generator = torch.Generator().manual_seed(100 * step + collectives.ring.rank)  # other samples on every rank
         case.train(torch.randn(8, parameter.shape[1], generator=generator).to(parameter.dtype))
         if own.averages:
-            collectives.run(shadow.exchange_averages())
+            collectives.run(copies.exchange_averages())
         collectives.begin_step()
     states: list[Any] = [None] * SIZE
-    dist.all_gather_object(states, (bits(own.capture()), bits(shadow.capture()), shadow.is_exact))
+    dist.all_gather_object(states, (bits(own.capture()), bits(copies.capture()), copies.is_exact))
     different = [rank for rank in range(SIZE) if states[rank][1] != states[rank - 1][0]]
     assert [rank for rank in range(SIZE) if not states[rank][2]] == different, name  # each rank knows of its own copy
     return different, link.has_sent
@@ -162,6 +178,7 @@ def start_rank(rank: int, port: int, folder: Path) -> int:
     if pid := os.fork():
         return pid
     torch.set_num_threads(1)
+    shadow.PIECE = 1  # each parameter of the copy is stepped on its own, while some collective waits
     link, ring = NotingLink(), Ring(rank, SIZE)
     store = lambda: PrefixStore("ranks", TCPStore("127.0.0.1", port, is_master=False))  # noqa: E731
     link.connect(store, rank, SIZE, lambda: False)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from types import SimpleNamespace
 from typing import Any
 
@@ -147,7 +148,9 @@ class MemoryLink(Link):
         self.do("allreduce", [torch.zeros(1)])
 
     def post(self, operation: str, *arguments: Any) -> Any:
-        return SimpleNamespace(wait=getattr(self, f"_{operation.lstrip('_')}")(*arguments))
+        wait = getattr(self, f"_{operation.lstrip('_')}")(*arguments)
+        has_time = self._rank % 2 == 0  # for one piece of other work while the operation waits
+        return SimpleNamespace(wait=wait, is_completed=chain([not has_time], repeat(True)).__next__)
 
     def wait(self, work: Any) -> None:
         work.wait()  # any error but GroupBroken is a bug
@@ -305,7 +308,7 @@ class Record(list[Any]):
 
 
 class SimulatedRank:
-    """One rank that trains a network of linear layers, sharded by rows, with a clipped gradient and momentum."""
+    """One rank that trains a network of linear layers, sharded by rows, with momentum and, in every other step, a clipped gradient."""
 
     def __init__(self, network: Network, rank: int, mesh: Any, *, is_joining: bool) -> None:
         self.network, self.rank, self.mesh, self.step = network, rank, mesh, -1
@@ -406,8 +409,9 @@ class SimulatedRank:
         norm = sum(parameter.grad.to_local().square().sum() for parameter in self.parameters).reshape(1)
         self.live.collectives.run(AllReduce([norm], None), self.team)
         for parameter in self.parameters:
-            parameter.grad.to_local().mul_(1.0 / (1.0 + norm))
-            if self.rank % 2:  # so that the next rank cannot derive these gradients
+            if self.step % 2:
+                parameter.grad.to_local().mul_(1.0 / (1.0 + norm))
+            if self.team.ring.rank == self.team.ring.size - 1:  # so that the next rank cannot derive these gradients
                 parameter.grad.to_local().add_(parameter.to_local().detach(), alpha=0.01)
         self.optimizer.step()
         self.optimizer.zero_grad()

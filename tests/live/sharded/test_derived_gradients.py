@@ -8,7 +8,7 @@ from torch import Tensor
 
 from holdfast.live.sharded.derived_gradients import common_factor, derive, times
 from holdfast.live.sharded.host_memory import HostMemory
-from holdfast.live.sharded.operations import Reduce, Ring, same_bits
+from holdfast.live.sharded.operations import Reduce, Ring, nothing, same_bits
 
 RING = Ring(1, 3)
 ROWS, PADDED = (6, 5), 3  # rows of two parameters, over three ranks with up to 2 each; values in a row
@@ -26,7 +26,7 @@ def reduced(values: Tensor) -> tuple[Reduce, Tensor]:
     """Return a completed reduction of `values`, and the result of this rank."""
     output = torch.empty(values.numel() // RING.size, dtype=values.dtype)
     reduction = Reduce(output, values, None, HostMemory())
-    reduction.run(LinkOfOneSum(), RING, lambda: None)  # type: ignore[arg-type]
+    reduction.run(LinkOfOneSum(), RING, nothing)  # type: ignore[arg-type]
     return reduction, output
 
 

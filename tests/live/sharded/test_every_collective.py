@@ -18,6 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from finished_run import different, events, failed_checks
 from holdfast import progress
+from holdfast.live.sharded import shadow
 from simulated_ranks import SIZE, Loss, Network, mesh_of, simulate
 from supervisor_process import SUPPORT, Start, Supervisor
 
@@ -33,6 +34,7 @@ SHAPES = pytest.mark.parametrize("replicas", [1, 2], ids=["FSDP2", "HSDP"])
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(progress, "here", progress.Progress())
+    monkeypatch.setattr(shadow, "PIECE", 1)  # the copy of each layer is stepped on its own, in a collective of its own
     logging.disable(logging.WARNING)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=SIZE)
     mesh.cache_clear()

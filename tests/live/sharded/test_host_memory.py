@@ -13,6 +13,14 @@ def test_tensors_of_a_step_are_apart_and_the_next_step_gets_their_memory_again()
     assert {memory.take(8, torch.float32).data_ptr() for _ in range(3)} == taken
 
 
+def test_memory_that_an_evaluation_has_taken_first_can_be_used_for_training() -> None:
+    memory = HostMemory()
+    with torch.inference_mode():
+        memory.take(8, torch.float32)
+    memory.reclaim()
+    memory.take(8, torch.float32).copy_(torch.ones(8))
+
+
 def test_memory_is_used_again_only_for_the_same_size_and_dtype() -> None:
     memory = HostMemory()
     memory.take(8, torch.float32)

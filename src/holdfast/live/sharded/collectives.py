@@ -13,11 +13,13 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from holdfast import progress
 from holdfast.distributed.gloo_link import GroupBroken, Link
 from holdfast.live.sharded.host_memory import HostMemory
 from holdfast.live.sharded.operations import Gather, Operation, Reduce, Ring, Team, nothing
+from holdfast.live.sharded.spare_work import SpareWork
 from holdfast.processor_wait import ProcessorWait
 from holdfast.progress import restart_needed
 
@@ -34,6 +36,7 @@ class Collectives:
     world: Team = field(init=False)
     log: list[tuple[Team, Operation]] = field(default_factory=list)  # completed in this step, in order
     optimizer_steps: int = 0  # in this step
+    spare: SpareWork = field(default_factory=SpareWork)  # done while collectives wait, with results of the step before
     seconds: float = 0.0  # in collectives, mostly waiting for other ranks, not a processor; `take_waited` resets it
     current: Operation | None = None  # the collective that this rank carries out now
     _processor_wait: ProcessorWait = field(default_factory=ProcessorWait)
@@ -42,7 +45,9 @@ class Collectives:
     _newest: dict[Team, Operation] = field(default_factory=dict)  # the one that other ranks of the team may lack
     _contributions: dict[Hashable, torch.Tensor] = field(default_factory=dict)
     _completed: Mapping[int, int] = field(default_factory=dict)  # by rank, at the last recovery in this step
-    _memory: HostMemory = field(default_factory=HostMemory)
+    _gathered: HostMemory = field(default_factory=HostMemory)  # of this rank's contributions
+    _reduced: HostMemory = field(default_factory=HostMemory)  # of the results of reduce-scatters
+    _has_reduced: bool = False  # in this step
     _later: list[Callable[[], None]] = field(default_factory=list)  # called in the next collective
 
     def __post_init__(self) -> None:
@@ -73,7 +78,8 @@ class Collectives:
         self.catch_up()
         self.log, self.optimizer_steps, self._completed, self._has_ended = [], 0, {}, False
         self._contributions.clear()
-        self._memory.reclaim()
+        self._gathered.reclaim()
+        self._has_reduced = False
 
     def end_updates(self) -> None:
         """Count an optimizer step: from here on, parameters differ from those at the beginning of the step."""
@@ -89,14 +95,18 @@ class Collectives:
         if kept is not None:
             values = kept
         else:
-            kept = self._memory.take(values.numel(), values.dtype)
+            kept = self._gathered.take(values.numel(), values.dtype)
         self.run(Gather(output, values, kept), team)
         if key is not None:
             self._contributions[key] = kept
 
     def reduce(self, output: torch.Tensor, values: torch.Tensor, op: Any, team: Team | None = None) -> None:
         """Reduce the `values` of all ranks with the operation `op`, and write this rank's part to `output`."""
-        reduction = Reduce(output, values, op, self._memory)
+        if not self._has_reduced:
+            self.spare.finish()
+            self._reduced.reclaim()
+            self._has_reduced = True
+        reduction = Reduce(output, values, op, self._reduced)
         self.run(reduction, team)
         self.later(reduction.keep)
 
@@ -109,6 +119,11 @@ class Collectives:
         acts, self._later = self._later, []
         for act in acts:
             act()
+
+    def _use_wait(self, work: Any) -> None:
+        self.catch_up()
+        if not is_in_torch_dispatch_mode():  # such as selective checkpointing, which keeps track of all operations
+            self.spare.do_until(work.is_completed)
 
     def run(self, operation: Operation, team: Team | None = None) -> None:
         """Carry out the next collective, of all ranks or of a `team`. If a worker is lost meanwhile, recover first."""
@@ -123,7 +138,7 @@ class Collectives:
                 if self._has_completed(team, len(self.log)):
                     self._settle(operation, team, len(self.log))
                 else:
-                    operation.run(team.link, team.ring, self.catch_up)
+                    operation.run(team.link, team.ring, self._use_wait)
                 break
             except GroupBroken:
                 if self.recover():

@@ -12,7 +12,7 @@ import torch
 
 from holdfast.distributed.gloo_link import Link
 from holdfast.live.sharded.derived_gradients import derive, times
-from holdfast.live.sharded.operations import Reduce, Ring, nothing
+from holdfast.live.sharded.operations import Meanwhile, Reduce, Ring, nothing
 
 NOT_DERIVED = -1  # as the digest of places, which is positive
 
@@ -31,13 +31,13 @@ class Exchange:
         self._own, self._copies, self._write = own, copies, write
         self._received: list[tuple[Sequence[torch.Tensor], torch.Tensor]] = []
 
-    def run(self, link: Link, ring: Ring, meanwhile: Callable[[], None]) -> None:
+    def run(self, link: Link, ring: Ring, meanwhile: Meanwhile) -> None:
         self.transfer(link, ring, meanwhile)
         link.do("allreduce", [torch.zeros(1)])
         self.conclude()
 
     def transfer(
-        self, link: Link, ring: Ring, meanwhile: Callable[[], None], *, sends: bool = True, receives: bool = True
+        self, link: Link, ring: Ring, meanwhile: Meanwhile, *, sends: bool = True, receives: bool = True
     ) -> None:
         """Send the values to the next rank, if it needs them, and receive those of the previous rank."""
         works = []
@@ -51,7 +51,8 @@ class Exchange:
                 incoming = torch.empty(sum(copied.numel() for copied in copies), dtype=kind)
                 works.append(link.post("recv", [incoming], ring.previous, 0))
                 self._received.append((copies, incoming))
-        meanwhile()
+        if works:
+            meanwhile(works[-1])
         for work in works:
             link.wait(work)
 
@@ -94,10 +95,10 @@ class GradientExchange(Exchange):
         self._previous_digest, self._factor = digest, 1.0
         self._derives = False  # the gradients of the previous rank
 
-    def run(self, link: Link, ring: Ring, meanwhile: Callable[[], None]) -> None:
+    def run(self, link: Link, ring: Ring, meanwhile: Meanwhile) -> None:
         headers = self._header.new_empty(ring.size * self._header.numel())
         work = link.post("_allgather_base", headers, self._header)
-        meanwhile()
+        meanwhile(work)
         link.wait(work)
         self._previous_digest, places, factor = headers.view(ring.size, -1)[ring.previous].tolist()
         next_places = int(headers.view(ring.size, -1)[ring.next][1])

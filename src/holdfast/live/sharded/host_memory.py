@@ -16,7 +16,7 @@ class HostMemory:
     def take(self, size: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a tensor of `size` values, which the caller may use until `reclaim`."""
         free = self._free[size, dtype]
-        self._taken.append(free.pop() if free else torch.empty(size, dtype=dtype))
+        self._taken.append(free.pop() if free else _new(size, dtype))
         return self._taken[-1]
 
     def reclaim(self) -> None:
@@ -30,9 +30,14 @@ class HostMemory:
         needed = size * dtype.itemsize
         memory = self._scratch.pop() if self._scratch else None
         if memory is None or memory.numel() < needed:
-            memory = torch.empty(needed, dtype=torch.uint8)
+            memory = _new(needed, torch.uint8)
         return memory[:needed].view(dtype)
 
     def give_back(self, borrowed: torch.Tensor) -> None:
         """Make the memory of a borrowed tensor available again."""
-        self._scratch.append(torch.empty(0, dtype=torch.uint8).set_(borrowed.untyped_storage()))
+        self._scratch.append(_new(0, torch.uint8).set_(borrowed.untyped_storage()))
+
+
+@torch.inference_mode(False)  # an evaluation may need memory first, and training changes it in place
+def _new(size: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(size, dtype=dtype)

@@ -10,7 +10,7 @@ What a rank keeps of a result is copied while the next collective waits for othe
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch.distributed import AllreduceOptions, BroadcastOptions, GatherOptions, ReduceOp
@@ -66,11 +66,15 @@ class Team:
         return "-".join(map(str, self.members))
 
 
+Meanwhile: TypeAlias = Callable[[Any], None]
+"""A function that uses the time until a collective is completed. Its argument is the collective's `Work`."""
+
+
 class Operation(Protocol):
     """One collective of a step. `ring` has the places of the ranks in the team that makes it, and so has `needy`."""
 
-    def run(self, link: Link, ring: Ring, meanwhile: Callable[[], None]) -> None:
-        """Carry out the collective together with the team, and call `meanwhile` once it has begun."""
+    def run(self, link: Link, ring: Ring, meanwhile: Meanwhile) -> None:
+        """Carry out the collective together with the team. Once it has begun, call `meanwhile` with its `Work`."""
 
     def run_again(self, link: Link, ring: Ring) -> bool:
         """Repeat a collective that this rank has completed; return False if the result differs from the first one."""
@@ -94,7 +98,7 @@ class Gather:
         self._output: torch.Tensor | None = output
         self._values, self._contribution = values, kept
 
-    def run(self, link: Link, ring: Ring, meanwhile: Callable[[], None]) -> None:
+    def run(self, link: Link, ring: Ring, meanwhile: Meanwhile) -> None:
         output = self._output
         assert output is not None
         if output.is_cuda or not output.is_contiguous():
@@ -104,7 +108,7 @@ class Gather:
             gathered = output.view(-1)
         work = link.post("_allgather_base", gathered, self._values)
         self._keep()
-        meanwhile()
+        meanwhile(work)
         link.wait(work)
         if gathered.data_ptr() != output.data_ptr():
             output.copy_(gathered.view_as(output))
@@ -149,7 +153,7 @@ class Reduce:
         self._own: torch.Tensor | None = None
         self._previous: torch.Tensor | None = None
 
-    def run(self, link: Link, ring: Ring, meanwhile: Callable[[], None]) -> None:
+    def run(self, link: Link, ring: Ring, meanwhile: Meanwhile) -> None:
         assert self._output is not None
         self._total, self._place = self._reduced(link, meanwhile), ring
         self._output.copy_(self._total.view(ring.size, -1)[ring.rank].view_as(self._output))
@@ -187,12 +191,12 @@ class Reduce:
         results = self._reduced(link, nothing).view(ring.size, -1)
         return same_bits(results[ring.rank], self.own) and same_bits(results[ring.previous], self.previous)
 
-    def _reduced(self, link: Link, meanwhile: Callable[[], None]) -> torch.Tensor:
+    def _reduced(self, link: Link, meanwhile: Meanwhile) -> torch.Tensor:
         assert self._values is not None
         total = self._memory.borrow(self._values.numel(), self._values.dtype)  # forgotten if the connection breaks
         total.copy_(self._values.view(-1))
         work = link.post("allreduce", [total], _allreduce_options(self._op))
-        meanwhile()
+        meanwhile(work)
         link.wait(work)
         return total
 
@@ -230,10 +234,10 @@ class AllReduce:
         self._before = [tensor.to("cpu", copy=True) for tensor in tensors]
         self._results: list[torch.Tensor] = []
 
-    def run(self, link: Link, ring: Ring, meanwhile: Callable[[], None]) -> None:
+    def run(self, link: Link, ring: Ring, meanwhile: Meanwhile) -> None:
         totals = [before.clone() for before in self._before]
         works = [link.post("allreduce", [total], _allreduce_options(self._op)) for total in totals]
-        meanwhile()
+        meanwhile(works[-1])
         for work in works:
             link.wait(work)
         self._results = totals
@@ -263,7 +267,7 @@ class AllReduce:
         self._tensors = ()
 
 
-def nothing() -> None:
+def nothing(_: Any) -> None:
     """Do nothing while a collective waits."""
 
 

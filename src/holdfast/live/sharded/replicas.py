@@ -5,13 +5,13 @@ parameters. With it, each rank checks that the replicas have the same bits. It i
 state changes: it completes on no rank before all ranks have reduced their gradients.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from holdfast.distributed.gloo_link import Link
-from holdfast.live.sharded.operations import Ring
+from holdfast.live.sharded.operations import Meanwhile, Ring
 from holdfast.live.sharded.shadow import OwnShards, Shadow, sample
 
 
@@ -47,10 +47,10 @@ class Agreement:
     def __init__(self, digest: torch.Tensor, replicas: Replicas) -> None:
         self._digest, self._replicas = digest, replicas
 
-    def run(self, link: Link, ring: Ring, meanwhile: Callable[[], None]) -> None:
+    def run(self, link: Link, ring: Ring, meanwhile: Meanwhile) -> None:
         digests = self._digest.new_empty(ring.size)
         work = link.post("_allgather_base", digests, self._digest)
-        meanwhile()
+        meanwhile(work)
         link.wait(work)
         self._replicas.compare(digests, ring.rank)
 

@@ -2,13 +2,15 @@
 
 The next rank gets the final gradients of this rank just before the optimizer steps, after clipping and scaling (see
 exchange.py). With these gradients, it makes the same step on its copy of the parameters and moments. The optimizers of
-torch compute every element independently, so the copy has the same bits after every step.
+torch compute every element independently, so the copy has the same bits after every step, also if a step is made for a
+few parameters at a time. On a CPU, that is done while the next collectives wait for other ranks.
 """
 
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from holdfast.errors import BadInput
 from holdfast.live import state_transfer
 from holdfast.live.sharded.exchange import Exchange, GradientExchange
 from holdfast.live.sharded.operations import Reduce, Ring
+from holdfast.live.sharded.spare_work import SpareWork
 from holdfast.train.state.plain_values import PlainState
 from holdfast.train.state.protected import Protected
 from holdfast.train.state.shards import is_dtensor, like, local
@@ -29,6 +32,7 @@ ELEMENTWISE = (SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, ASGD, NAdam, RAdam, 
 _SCALER_INPUTS = ("grad_scale", "found_inf")  # a gradient scaler sets these on fused optimizers
 SAMPLED_TENSORS, SAMPLED = 16, 8  # parameters, and values of each, by which a copy is checked in every step
 PARAMETERS, MOMENTS = "parameters", "moments"
+PIECE = 1 << 19  # bytes of parameters for which a step is made at once, if it can wait
 
 
 def check_own_objects(protected: Protected, recovery: str) -> None:
@@ -152,13 +156,16 @@ class OwnShards:
 
 
 class Shadow:
-    """A copy of the previous rank's shards, with optimizers that repeat the previous rank's steps."""
+    """A copy of the previous rank's shards, with optimizers that repeat the previous rank's steps.
 
-    def __init__(self, own: OwnShards, state: Mapping[str, Any]) -> None:
-        self._own = own
+    Steps that can wait are added to `spare`."""
+
+    def __init__(self, own: OwnShards, state: Mapping[str, Any], spare: SpareWork) -> None:
+        self._own, self._spare = own, spare
         self.is_exact = True
         """False once a sample of the copied parameters differs from a sample that their owner has sent."""
         device = next((local(value).device for value in own.parameters.values()), torch.device("cpu"))
+        self._can_wait = device.type == "cpu"  # on a GPU, a step only begins here, and in the stream of the script's
         self._parameters = {
             name: nn.Parameter(values.to(device, copy=True), requires_grad=own.parameters[name].requires_grad)
             for name, values in state[PARAMETERS].items()
@@ -188,6 +195,7 @@ class Shadow:
 
     def capture(self) -> dict[str, Any]:
         """Return the values of the copied shards and of their optimizer states, without copying them."""
+        self._spare.finish()
         return {
             PARAMETERS: {name: value.detach() for name, value in self._parameters.items()},
             MOMENTS: {name: _moments(trained_by(mirror), mirror) for name, mirror in self._optimizers.items()},
@@ -196,6 +204,7 @@ class Shadow:
     @property
     def nbytes(self) -> int:
         """The size of the copy in bytes: its parameters, and the moments that its optimizers have so far."""
+        self._spare.finish()
         tensors = [*self._parameters.values()]
         for mirror in self._optimizers.values():
             tensors += [value for state in mirror.state.values() for value in state.values() if _is_moment(value)]
@@ -205,6 +214,7 @@ class Shadow:
         """Return the exchange of gradients that precedes a step of the optimizer `name`.
 
         `reductions` are those of this step. With a digest of a few parameters, the next rank checks its copy."""
+        self._spare.finish()
         pairs = zip(trained_by(self._own.optimizers[name]), trained_by(self._optimizers[name]), strict=True)
         present = [(local(parameter.grad), copied) for parameter, copied in pairs if parameter.grad is not None]
         own, copies = [own for own, _ in present], [copied for _, copied in present]
@@ -222,16 +232,42 @@ class Shadow:
         return Exchange(own, [self._parameters[name] for name in names], _set_values)
 
     def step(self, name: str) -> None:
-        """Repeat the step of the optimizer `name` on the copy, with the gradients that were received before."""
+        """Repeat the step of the optimizer `name` on the copy, now or later, with the gradients that were received before.
+
+        The settings of the optimizer are those of now, such as the learning rate: a scheduler may change them."""
         optimizer, mirror = self._own.optimizers[name], self._optimizers[name]
         for group, copied in zip(optimizer.param_groups, mirror.param_groups, strict=True):
-            copied.update({key: value for key, value in group.items() if key != "params"})
+            copied.update({key: copy.deepcopy(value) for key, value in group.items() if key != "params"})
         for attribute in _SCALER_INPUTS:
             if hasattr(optimizer, attribute):
-                setattr(mirror, attribute, getattr(optimizer, attribute))
-        type(mirror).step.__wrapped__(mirror)  # type: ignore[attr-defined]  # without the hooks, which count own steps
-        for parameter in trained_by(mirror):
-            parameter.grad = None
+                setattr(mirror, attribute, copy.deepcopy(getattr(optimizer, attribute)))
+        self._spare.add(_pieces(mirror, PIECE if self._can_wait else math.inf))
+        if not self._can_wait:
+            self._spare.finish()
+
+
+def _pieces(mirror: Optimizer, size: float) -> Iterator[Callable[[], None]]:
+    """Yield functions that together make a step of `mirror`, each for parameters of about `size` bytes."""
+    for group in mirror.param_groups:
+        some: list[torch.Tensor] = []
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                some.append(parameter)
+            if sum(parameter.nbytes for parameter in some) >= size:
+                yield partial(_step_some, mirror, {**group, "params": some})
+                some = []
+        if some:
+            yield partial(_step_some, mirror, {**group, "params": some})
+
+
+@torch.inference_mode(False)
+def _step_some(mirror: Optimizer, group: dict[str, Any]) -> None:
+    """Make a step of `mirror` for the parameters of `group`, without the hooks, which count the steps of the script."""
+    every, mirror.param_groups = mirror.param_groups, [group]
+    type(mirror).step.__wrapped__(mirror)  # type: ignore[attr-defined]
+    mirror.param_groups = every
+    for parameter in group["params"]:
+        parameter.grad = None
 
 
 def _set_values(copied: torch.Tensor, values: torch.Tensor) -> None:
@@ -240,10 +276,15 @@ def _set_values(copied: torch.Tensor, values: torch.Tensor) -> None:
 
 def sample(tensors: Iterable[torch.Tensor]) -> int:
     """Return a digest of a few values of each tensor."""
-    hasher = xxhash.xxh3_64()
+    few: dict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
     for values in tensors:
-        few = values.detach().flatten()[:: max(1, values.numel() // SAMPLED)]
-        hasher.update(few.cpu().contiguous().view(torch.uint8).numpy().data)
+        apart = max(1, values.numel() // SAMPLED)
+        few[values.dtype].append(
+            values.detach().contiguous().as_strided((math.ceil(values.numel() / apart),), (apart,))
+        )
+    hasher = xxhash.xxh3_64()
+    for some in few.values():
+        hasher.update(torch.cat(some).cpu().view(torch.uint8).numpy().data)
     return int(hasher.intdigest() >> 1)  # fits into a signed number
 
 
@@ -275,7 +316,7 @@ def _without_dtensors(state: Any) -> Any:
     return state
 
 
-def exchange_copies(own: OwnShards, link: Link, ring: Ring) -> Shadow:
+def exchange_copies(own: OwnShards, link: Link, ring: Ring, spare: SpareWork) -> Shadow:
     """Send this rank's shards to the next rank, and return the copy of the previous rank's shards."""
     copied = None
     for pairs in neighbours(ring):
@@ -283,7 +324,7 @@ def exchange_copies(own: OwnShards, link: Link, ring: Ring) -> Shadow:
             if ring.rank in (giver, taker):
                 copied = state_transfer.transfer(link, ring.rank, giver, (taker,), own.capture) or copied
     assert copied is not None  # a ring has at least two ranks
-    return Shadow(own, copied)
+    return Shadow(own, copied, spare)
 
 
 def neighbours(ring: Ring) -> Iterator[list[tuple[int, int]]]:

@@ -96,7 +96,9 @@ class ShardedRecovery(LiveRecovery):
     def _begin_copies(self, own: OwnShards) -> None:
         self._ranks_with_copies = ranks_with_copies(own, self.collectives.ring)
         if not self.is_joining:
-            self._copies = self._replicas() or exchange_copies(own, self.link, self.collectives.ring)
+            self._copies = self._replicas() or exchange_copies(
+                own, self.link, self.collectives.ring, self.collectives.spare
+            )
 
     def _replicas(self) -> Replicas | None:
         """Return the replicas of this rank's shards, or None if no other rank trains them."""
@@ -125,6 +127,7 @@ class ShardedRecovery(LiveRecovery):
         self._training.record_steps()  # a lost rank is not rolled back, so its steps must be recorded
 
     def _step_hook(self, name: str) -> Any:
+        @torch.no_grad()  # with autograd, the values of each distributed tensor take 15 times as long
         def before_step(*_: Any) -> None:
             assert self._copies is not None
             self.collectives.run(self._copies.exchange_gradients(name, self.collectives.reductions))
@@ -300,7 +303,7 @@ class ShardedRecovery(LiveRecovery):
                 copied = self._transfer(self.collectives.ring.at(joining).previous, (joining,), own.capture)
             if rank == joining:
                 own.load(shards, rest)
-                self._copies = self._replicas() or Shadow(own, copied)
+                self._copies = self._replicas() or Shadow(own, copied, self.collectives.spare)
                 self._begin_as_replacement(plan, reports)
 
     def _begin_as_replacement(self, plan: ShardPlan, reports: Mapping[int, ShardReport]) -> None:
