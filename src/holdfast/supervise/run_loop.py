@@ -285,7 +285,7 @@ class RunLoop:
         while True:
             failure = first_failure(exits := self._pool.exit_reports())
             reason = surrender(exits) if self._is_live and failure.kind != "peer" else None
-            is_clear = failure.kind != "peer" and (reason or not self._membership.have_given_up)
+            is_clear = failure.kind != "peer" and (reason or not (self._is_live and self._membership.will_say_why))
             if is_clear or time.monotonic() > deadline:
                 break
             time.sleep(TICK)

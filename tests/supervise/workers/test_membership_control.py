@@ -45,3 +45,11 @@ def test_members_that_seek_a_lost_one_while_another_has_finished_cannot_continue
 
 def test_a_loss_after_which_all_others_finish_is_none_to_recover_from() -> None:
     controller(worker(1, Phase.CLOSING), worker(2, Phase.CLOSING)).update()
+
+
+@pytest.mark.parametrize("is_possible", [True, False])
+def test_only_where_live_recovery_was_possible_a_survivor_will_say_why_it_gave_up(is_possible: bool) -> None:
+    lost, survivor = worker(1, Phase.TRAINING), worker(2, Phase.RECOVERING)
+    lost.has_failed = survivor.task.progress.has_fallen_back = True
+    lost.task.progress.has_fallen_back = not is_possible  # over NCCL, all workers know from the beginning
+    assert controller(lost, survivor).will_say_why == is_possible

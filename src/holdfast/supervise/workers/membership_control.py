@@ -192,6 +192,14 @@ class MembershipController:
         """True if a worker has found that it cannot recover from a loss, so that the run restarts."""
         return any(worker.task.progress.has_fallen_back for worker in self._pool.running)
 
+    @property
+    def will_say_why(self) -> bool:
+        """True if the survivors of a loss have given up, so that one of them is about to say why.
+
+        Where live recovery is impossible, as over NCCL, all workers gave up when they started, also the lost ones."""
+        lost = (worker for worker in self._pool.running if worker.has_failed)
+        return self.have_given_up and not all(worker.task.progress.has_fallen_back for worker in lost)
+
     def can_continue(self) -> bool:
         has_exchanged = any(worker.task.progress.has_exchanged for worker in self._pool.running)
         if self._pool.has_script_collectives or self.have_given_up or has_exchanged:
