@@ -204,6 +204,12 @@ def remarks(analysis: Analysis) -> list[str]:
         "start-up, every recovery, and the wait for saves that are still being written at the end.",
         "The time for writing and queueing is the time that steps waited until a save was written, handed to the writer, or "
         "had a place in the queue. The wait for the last save, after the last step, is part of `closing`.",
+        "Columns of the tables of times: `compute` is training (waiting for other ranks included), `data` waiting for the next "
+        "batch, `rework` training steps again, `recovery` the time from a failure to the next step, `startup` the time to the "
+        "first step, and `closing` the time after the last step.",
+        "Training waits for a save in five parts: `snapshot` (copying the state), `enqueue` (handing the copy to the writer), "
+        "`backpressure` (waiting because an earlier save is still being written), `write`, and `sync` (waiting for the other "
+        "ranks).",
     ]
     if analysis.failed:
         names = ", ".join(dict.fromkeys(failure.suite.name for failure in analysis.failed))
