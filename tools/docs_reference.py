@@ -24,28 +24,33 @@ COMMANDS_PAGE, EVENTS_PAGE = "reference/commands.md", "reference/events.md"
 
 COMMANDS_START = """# Commands
 
-Every command and option, written from the program itself. `holdfast COMMAND --help` prints the same. A run is a folder, \
-which most commands take as their argument. [Running](../running.md) explains when to use which, and \
-[Exit statuses](exit-statuses.md) what a command returns.
+This page lists all commands with their options. `holdfast COMMAND --help` prints the same text. Most commands take the \
+folder of a run as their argument. [Running](../running.md) explains when to use which command. [Exit statuses]\
+(exit-statuses.md) lists what a command returns to the shell. The [glossary](glossary.md) explains words such as \
+snapshot, rank, shard, replay and spare.
 """
 
 EVENTS_START = """# Events
 
-Every line of a history file is one event, a JSON object: `{"event": "step", "time": ..., "who": "rank-0", ...}`. This \
-page lists all kinds with their fields, written from the source. [Formats](../formats.md) explains them together; \
-`hf.read_history("runs/a").events` reads them.
+Supervisors and workers record what they do in history files. Every line of such a file is one event, a JSON object: \
+`{"event": "step", "time": ..., "who": "rank-0", ...}`. This page lists all kinds of events with their fields. \
+[Formats](../formats.md) describes the files. `hf.read_history("runs/a").events` reads the events. The [glossary]\
+(glossary.md) explains words such as attempt, phase, shard and fingerprint.
 
 These fields are in many events:
 
 | field | meaning |
 |---|---|
-| `event`, `time`, `who` | the kind, the time in seconds since 1970, and the writer of the event: a rank, the supervisor, the controller, \
-a node or a worker |
-| `attempt` | the number of the attempt, from 1. An attempt is the time from one start of all workers to the next |
-| `rank`, `world` | the rank that the event is about, and the number of workers |
+| `event` | the kind of the event |
+| `time` | when the event was written, in seconds since 1970 |
+| `who` | the writer of the event: a rank or a supervisor; on the parameter server the controller, a node or a worker |
+| `attempt` | the number of the attempt, from 1. A new attempt begins whenever all workers are started again |
+| `rank` | the rank that the event is about |
+| `world` | the number of workers that train |
 | `step` | the number of the step in the whole run, from 0 |
-| `epoch`, `cursor` | the epoch, and the number of the step within it, both from 0 |
-| `seconds` | how long it took |
+| `epoch` | the number of the epoch, from 0 |
+| `cursor` | the number of the step within the epoch, from 0 |
+| `seconds` | how long the recorded action took |
 """
 
 
@@ -135,7 +140,7 @@ def _event(name: str, doc: str, fields: list[tuple[str, str, str]]) -> str:
     rows = [(f"`{field}`", _cell(kind), _cell(comment)) for field, kind, comment in fields]
     text = " ".join(doc.removeprefix("Event: ").split())
     lines = [f"### {name}", "", text[0].upper() + text[1:], ""]
-    return "\n".join([*lines, "| field | type | |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows), ""])
+    return "\n".join([*lines, "| field | type | meaning |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows), ""])
 
 
 def _fields(source: str) -> dict[str, list[tuple[str, str, str]]]:
@@ -171,7 +176,7 @@ def _parts() -> dict[str, str]:
 
 
 def _table(title: str, rows: list[tuple[str, str]]) -> list[str]:
-    return [f"| {title} | |", "|---|---|", *(f"| {left} | {right} |" for left, right in rows), ""]
+    return [f"| {title} | meaning |", "|---|---|", *(f"| {left} | {right} |" for left, right in rows), ""]
 
 
 def _cell(text: str) -> str:
