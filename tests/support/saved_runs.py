@@ -5,14 +5,15 @@ from typing import Any
 
 from holdfast.checkpoint import payload, snapshot
 from holdfast.checkpoint.payload import flatten
-from holdfast.checkpoint.store import DirectoryStore
+from holdfast.checkpoint.store import FIRST_TERM, DirectoryStore
+from holdfast.checkpoint.terms import Fenced
 from holdfast.train.state.shards import divide
 
 
-def saved_by_ranks(out: Path, step: int, states: dict[str, Any], count: int = 2) -> Path:
-    """A run with one more snapshot, in which `count` ranks have each saved a part of every tensor."""
+def saved_by_ranks(out: Path, step: int, states: dict[str, Any], count: int = 2, *, term: int = FIRST_TERM) -> Path:
+    """A run with one more snapshot, in which `count` ranks of `term` have each saved a part of every tensor."""
     (out / "history").mkdir(parents=True, exist_ok=True)
-    flat, store = flatten(states), DirectoryStore(out / "checkpoints")
+    flat, store = flatten(states), Fenced(DirectoryStore(out / "checkpoints"), term)
     parts = [divide(flat, flat.tensors, rank, count) for rank in range(count)]
     shards = [
         snapshot.write_shard(store, step, payload.encode(part.parts, digests=True), rank=rank, count=count)

@@ -36,6 +36,9 @@ class ObjectStore:
     def owns(self, term: int) -> bool:
         return term == FIRST_TERM
 
+    def require_present(self) -> None:
+        pass  # without terms, no other nodes continue
+
     def put(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
         with _reported("write", self._place(name)):
             rest, head = iter(parts), bytearray()

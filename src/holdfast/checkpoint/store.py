@@ -54,6 +54,9 @@ class Store(Protocol):
     def owns(self, term: int) -> bool:
         """Return True if no other nodes can still save in the folders of `term`."""
 
+    def require_present(self) -> None:
+        """Raise WorkerLost if other nodes continued without this node. All writes do so, too."""
+
     def put(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
         """Write the concatenated `parts` as the value `name`, and replace an older value of this name."""
 
@@ -92,6 +95,9 @@ class DirectoryStore:
 
     def owns(self, term: int) -> bool:
         return term == FIRST_TERM
+
+    def require_present(self) -> None:
+        pass  # without terms, no other nodes continue
 
     def put(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
         self._write(name, parts, os.replace)

@@ -89,13 +89,23 @@ class Fenced:
     def owns(self, term: int) -> bool:
         return term == self.term == self._number
 
+    def require_present(self) -> None:
+        if _last(self._store) <= self._number:
+            return
+        term = newest(self._store)
+        if term and term.number > self._number:
+            if not self._is_ours(term):
+                terms = f"term {term.number}, this node has term {self._number}"
+                raise WorkerLost(f"other nodes continued without this node ({terms}): it stops saving.")
+            self._number = term.number
+
     def put(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
-        self._require_present()
+        self.require_present()
         self._store.put(name, parts)
 
     def create(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
         # A newer term may appear after this look: `manifest.clear_uncommitted` sees to it that nothing breaks then.
-        self._require_present()
+        self.require_present()
         self._store.create(name, parts)
 
     def open(self, name: str) -> AbstractContextManager[Reader]:
@@ -105,26 +115,16 @@ class Fenced:
         return self._store.names(prefix)
 
     def remove(self, name: str) -> None:
-        self._require_present()
+        self.require_present()
         self._store.remove(name)
 
     def move(self, folder: str, to: str) -> None:
-        self._require_present()
+        self.require_present()
         self._store.move(folder, to)
 
     def sweep(self, prefix: str) -> None:
-        self._require_present()
+        self.require_present()
         self._store.sweep(prefix)
-
-    def _require_present(self) -> None:
-        if _last(self._store) <= self._number:
-            return
-        term = newest(self._store)
-        if term and term.number > self._number:
-            if not self._is_ours(term):
-                terms = f"term {term.number}, this node has term {self._number}"
-                raise WorkerLost(f"other nodes continued without this node ({terms}): it stops saving.")
-            self._number = term.number
 
 
 def _last(store: Store) -> int:

@@ -64,6 +64,9 @@ class FaultyStore:
     def owns(self, term: int) -> bool:
         return self._store.owns(term)
 
+    def require_present(self) -> None:
+        self._store.require_present()
+
     def put(self, name: str, parts: Parts) -> None:
         self._write(name, parts, self._store.put)
 

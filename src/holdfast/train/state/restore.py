@@ -324,9 +324,13 @@ def _warn_of_new_start(attempt: AttemptContext, passed_over: tuple[PassedOver, .
 
 
 def _record_commit(attempt: AttemptContext, found: SnapshotReader) -> None:
-    """Record in the history that the snapshot is complete, if rank 0 was killed before it could do so."""
+    """Record in the history that the snapshot is complete, if rank 0 was killed before it could do so.
+
+    Raise WorkerLost if other nodes continued without this node: the snapshot may be theirs, of steps that no attempt of
+    this node has trained."""
     if attempt.has_commit(found.step):
         return
+    attempt.store.require_present()
     state, stops = _digest_of_commit(found), _is_stopped(found)
     attempt.record.append(
         Commit(attempt.number, found.step, found.manifest.bytes, found=True, state=state, stops=stops)
