@@ -2,12 +2,13 @@
 
 import json
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]  # they are public
+from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]  # they are public
 
 from holdfast.distributed.membership import LIVE, Coordination, Membership, from_spans, publish, to_spans
 from holdfast.live.settlement import MemberReport
@@ -62,6 +63,20 @@ def test_equal_reports_are_written_and_decoded_once() -> None:
     assert len(store.get(f"{LIVE}/stand/0/all")) < 1000
 
 
+def await_answer(worker: Coordination, number: int) -> None:
+    """Wait until `worker` has answered membership `number`."""
+    deadline = time.monotonic() + 30
+    while worker._answered < number:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def answer(store: Store, number: int, member: int, step: int) -> None:
+    """Answer membership `number` for `member`: others can join before `step`."""
+    store.set(f"next/{number}/{member}", str(step))
+    store.add(f"next/{number}/count", 1)
+
+
 def test_the_nearest_boundary_of_all_members_is_announced_once() -> None:
     store = HashStore()
     members = (0, 1, 2)
@@ -71,11 +86,43 @@ def test_the_nearest_boundary_of_all_members_is_announced_once() -> None:
         worker.listen(lambda: None)
     publish(PrefixStore(LIVE, store), Membership(1, (0, 1, 2, 3), {3: 7}))
     for worker in workers:
-        worker_sees = threading.Event()
-        while not worker.newest.number or worker._answered < 1:
-            assert not worker_sees.wait(0.001)
+        await_answer(worker, 1)
     assert [worker.has_joiners_at(11) for worker in workers] == [False] * 3
     assert [worker.has_joiners_at(12) for worker in workers] == [True] * 3
+
+
+def test_a_worker_that_waits_for_one_membership_also_waits_for_the_one_that_replaces_it() -> None:
+    store = HashStore()
+    shared = PrefixStore(LIVE, store)
+    worker = Coordination(0, (0, 1), lambda: store, seat=0)
+    worker.gate.passes(3)
+    worker.listen(lambda: None)
+    publish(shared, Membership(1, (0, 1, 2), {2: 7}))
+    await_answer(worker, 1)
+    joined: list[bool] = []
+    waiting = threading.Thread(target=lambda: joined.append(worker.has_joiners_at(4)))
+    waiting.start()
+    publish(shared, Membership(2, (0, 1)))  # worker 2 has died
+    await_answer(worker, 2)
+    answer(shared, 2, member=1, step=4)  # all members have answered 4, and so all enter membership 2 before step 4
+    waiting.join(30)
+    assert (joined, worker.agreed) == ([True], 2)
+
+
+def test_a_worker_that_begins_a_step_answers_a_later_step() -> None:
+    store = HashStore()
+    shared = PrefixStore(LIVE, store)
+    worker = Coordination(0, (0, 1), lambda: store, seat=0)
+    worker.gate.passes(3)
+    worker.listen(lambda: None)
+    publish(shared, Membership(1, (0, 1, 2), {2: 7}))
+    await_answer(worker, 1)
+    answer(shared, 1, member=1, step=6)
+    assert not worker.has_joiners_at(4)
+    publish(shared, Membership(2, (0, 1)))
+    await_answer(worker, 2)
+    shared.wait(["next/2/0"], timedelta(seconds=30))
+    assert int(shared.get("next/2/0")) == 5
 
 
 def test_a_change_of_the_members_opens_no_connection() -> None:

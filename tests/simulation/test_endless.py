@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from simulation import scheduler
+from simulation import cluster, scheduler
 from simulation.live import play_live
 from simulation.schedule import Outcome, failures, play
 from simulation.scheduler import Process, World
@@ -50,6 +50,12 @@ def test_a_schedule_with_too_many_operations_has_a_violation(
 ) -> None:
     monkeypatch.setattr(scheduler, "OPERATIONS", 50)
     assert "the schedule does not end" in play_one(seed).violations[0]
+
+
+def test_a_schedule_that_restarts_again_and_again_has_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "ATTEMPTS", 2)
+    seed = 60000144  # it has three attempts
+    assert "it restarts again and again" in play(seed).violations[0]
 
 
 def test_the_benchmark_reports_a_schedule_with_a_task_that_never_returns(

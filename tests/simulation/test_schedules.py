@@ -34,7 +34,7 @@ def test_in_no_schedule_is_anything_lost_or_stuck() -> None:
         assert outcome.violations == (), f"python benchmarks/simulation/bench.py --replay {seed}"
 
 
-@pytest.mark.parametrize("seed", [2013783, 1000659, 50000522, 60019218, 60023750])
+@pytest.mark.parametrize("seed", [2013783, 1000659, 50000522, 60019218, 60023750, 60015091, 60000144])
 def test_a_schedule_that_showed_a_defect_shows_none_now(seed: int) -> None:
     assert play_any(seed).violations == ()
 

@@ -239,20 +239,41 @@ class Coordination:
         )
 
     def has_joiners_at(self, step: int) -> bool:
-        """Return True if new workers wait to join, and no worker has begun `step` or a later step."""
+        """Return True if new workers wait to join, and no worker has begun `step` or a later step.
+
+        After False, this worker begins `step`; for any membership it has not answered yet, it answers a later step."""
+        while (number := self._answered_before(step)) is not None:
+            first = self._first_step_to_join(number)
+            if first is not None and step >= first:
+                self.agreed = number
+                return True
+            if first is not None and self._begins(step, number):
+                return False
+        return False  # a newer membership replaces the answered one, or there is none
+
+    def _answered_before(self, step: int) -> int | None:
+        """Return the newest membership if this worker has answered it; if not, let it answer a step after `step`."""
         with self.gate.lock:
             number = self.newest.number
-            if number == self.number or self._answered < number:
-                self._nearest = step + 1
-                return False
+            if number != self.number and self._answered >= number:
+                return number
+            self._nearest = step + 1
+            return None
+
+    def _first_step_to_join(self, number: int) -> int | None:
+        """Wait for the step before which workers can join in membership `number`; None if a newer one replaces it."""
         store, key = self._store, f"next/{number}/all"
         with progress.during(Phase.RECOVERING):
-            if not self._wait_until(lambda: bool(store.check([key])), number):
-                return False  # a newer membership replaces this one
-        if step < int(store.get(key)):
-            return False
-        self.agreed = number
-        return True
+            known = self._wait_until(lambda: bool(store.check([key])), number)
+        return int(store.get(key)) if known else None
+
+    def _begins(self, step: int, number: int) -> bool:
+        """Let this worker begin `step`, unless it has answered a newer membership than `number`."""
+        with self.gate.lock:
+            if self._answered > number:
+                return False
+            self._nearest = step + 1
+            return True
 
     @property
     def _store(self) -> Store:

@@ -35,6 +35,7 @@ from simulation.worker import Settings, Worker
 
 NOTICES = (0.0, 1.0, 15.0)  # seconds until a supervisor notices that nodes are lost
 LOOK = 0.2
+ATTEMPTS = 500  # of a schedule; one that ends has far fewer
 
 
 class SimulatedCheckpoints(Checkpoints):
@@ -184,6 +185,8 @@ class Cluster:
     def _attempt(self, group: Group, term: Term, failure: Detect | None) -> Detect | None:
         """Run one attempt; return the failure that ended it, or None if the run is complete."""
         self.attempts += 1
+        if self.attempts >= ATTEMPTS:
+            self.truth.violated(f"the run does not end: it restarts again and again, and is at attempt {self.attempts}")
         number, world = self.attempts, self.workers * len(term.nodes)
         for node in term.nodes:
             self._journal(node, number, failure)

@@ -55,7 +55,8 @@ class Weather:
             supervisor = group.supervisor
             if supervisor.is_dead:
                 self._leave(group, supervisor.node)
-            elif supervisor.paused_until - world.now > LOST_AFTER and len(group.nodes) > 1:
+                continue
+            if supervisor.paused_until - world.now > LOST_AFTER and len(group.nodes) > 1:
                 # The others take it for lost; when it runs again, it takes the others for lost.
                 left = [node for node in group.nodes if node != supervisor.node]
                 group.nodes, group.acts_at = [supervisor.node], supervisor.paused_until
