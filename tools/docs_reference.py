@@ -37,20 +37,43 @@ Supervisors and workers record what they do in history files. Every line of such
 [Formats](../formats.md) describes the files. `hf.read_history("runs/a").events` reads the events. The [glossary]\
 (glossary.md) explains words such as attempt, phase, shard and fingerprint.
 
-These fields are in many events:
+These fields are in many events. An attempt is the time from one start of all workers to the next:
 
 | field | meaning |
 |---|---|
 | `event` | the kind of the event |
 | `time` | when the event was written, in seconds since 1970 |
 | `who` | the writer of the event: a rank or a supervisor; on the parameter server the controller, a node or a worker |
-| `attempt` | the number of the attempt, from 1. A new attempt begins whenever all workers are started again |
+| `attempt` | the number of the attempt, from 1 |
 | `rank` | the rank that the event is about |
 | `world` | the number of workers that train |
 | `step` | the number of the step in the whole run, from 0 |
 | `epoch` | the number of the epoch, from 0 |
 | `cursor` | the number of the step within the epoch, from 0 |
 | `seconds` | how long the recorded action took |
+"""
+
+COMMON = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", EVENTS_START, flags=re.M)) | {
+    "iteration": "the number of the iteration",
+    "round": "the number of the round within the iteration",
+    "version": "the version of the map that says which node holds which block",
+}
+
+EVERY_RUN = """Every run
+
+These events are in the histories of training runs and of runs on the parameter server.
+"""
+
+TRAINING_RUNS = """Training runs
+
+Ranks and supervisors of `holdfast run` write these events.
+"""
+
+SERVER_RUNS = """The parameter server
+
+`holdfast serve train` writes these events. Nodes hold the blocks (numbered parts) of the model, and workers hold the \
+parts of the input. An iteration has one or more rounds. In each round, the workers push updates to the nodes. The \
+controller starts the rounds.
 """
 
 
@@ -74,7 +97,7 @@ def commands_page() -> str:
 
 def events_page() -> str:
     """Return a page with a section for every kind of event."""
-    titles = {any_run: "Every run", training_run: "Training runs", server_run: "The parameter server"}
+    titles = {any_run: EVERY_RUN, training_run: TRAINING_RUNS, server_run: SERVER_RUNS}
     parts = [EVENTS_START]
     for module, title in titles.items():
         fields = _fields(inspect.getsource(module))
@@ -137,10 +160,12 @@ def _described(param: Any) -> str:
 
 
 def _event(name: str, doc: str, fields: list[tuple[str, str, str]]) -> str:
-    rows = [(f"`{field}`", _cell(kind), _cell(comment)) for field, kind, comment in fields]
+    rows = [(f"`{field}`", _cell(kind), _cell(comment or COMMON.get(field, ""))) for field, kind, comment in fields]
     text = " ".join(doc.removeprefix("Event: ").split())
     lines = [f"### {name}", "", text[0].upper() + text[1:], ""]
-    return "\n".join([*lines, "| field | type | meaning |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows), ""])
+    return "\n".join(
+        [*lines, "| field | type | meaning |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows), ""]
+    )
 
 
 def _fields(source: str) -> dict[str, list[tuple[str, str, str]]]:

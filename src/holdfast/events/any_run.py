@@ -8,30 +8,30 @@ JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON
 
 
 class Open(NamedTuple):
-    """Event: a process opened its history file in format `version`, and removed an unfinished line of `torn` bytes."""
+    """Event: a process opened its history file."""
 
-    version: int
-    torn: int = 0
+    version: int  # the format version of the history
+    torn: int = 0  # the bytes of an unfinished last line that were removed
 
 
 class Commit(NamedTuple):
     """Event: the snapshot of `step` was committed: it is completely stored, and a restart may use it."""
 
     attempt: int
-    step: int
-    bytes: int
-    seconds: float | None = None
-    found: bool = False  # an earlier attempt committed it
-    state: str | None = None  # a digest of its contents
+    step: int  # the steps that the snapshot includes; the iterations, on a parameter server
+    bytes: int  # the size of the snapshot
+    seconds: float | None = None  # the time from the beginning of the save to its commit
+    found: bool = False  # true if an earlier attempt committed the snapshot
+    state: str | None = None  # a digest of the contents of the snapshot
     blocks: Sequence[int] = ()  # on a parameter server: the saved parts of the model, as after iteration `step`
-    stops: bool = False  # the script stopped the run at `step`
+    stops: bool = False  # true if the script stopped the run at `step`
 
 
 class Done(NamedTuple):
-    """Event: a rank has trained all planned steps; `step` is the number of these steps."""
+    """Event: a rank has trained all planned steps."""
 
     attempt: int
-    step: int
+    step: int  # the number of all planned steps
 
 
 class Other(NamedTuple):

@@ -11,36 +11,36 @@ from holdfast.sampler.digest import Samples
 
 
 class Serve(NamedTuple):
-    """Event: a parameter server starts or resumes training, for `iterations` or until the loss is below `criterion`."""
+    """Event: a parameter server starts or resumes training, with these settings."""
 
     attempt: int
-    workload: str
-    blocks: int  # parts of the model
-    nodes: int
-    workers: int
-    rounds: int  # updates in each iteration
-    policy: str  # the choice of the blocks of each save
-    fraction: str  # of the model, in each save
+    workload: str  # the name of the workload
+    blocks: int  # the number of blocks of the model
+    nodes: int  # the number of nodes, which hold the blocks
+    workers: int  # the number of workers, which hold the input
+    rounds: int  # the number of updates in each iteration
+    policy: str  # the rule that chooses the blocks of each save
+    fraction: str  # the part of the model in each save
     interval: int  # iterations in which saves add up to the size of the model
-    recovery: str
-    seed: int
-    staleness: int
+    recovery: str  # the blocks that return to saved values after a loss: `partial`, `full` or `fresh`
+    seed: int  # the seed of all random numbers
+    staleness: int  # how many iterations a worker may be ahead of the others
     criterion: float  # the loss below which training ends
-    iterations: int
-    saves: str = "regular"
+    iterations: int  # the maximum number of iterations
+    saves: str = "regular"  # the first saves: `regular`, `early` or `early-full`
 
 
 class Iterate(NamedTuple):
-    """Event: an iteration ended, with its loss and the seconds of the slowest process in each phase, such as `pull`."""
+    """Event: an iteration ended. The time of a phase, such as `pull`, is that of the slowest process in this phase."""
 
-    iteration: int
-    loss: float | None
-    seconds: float
-    pull: float
-    compute: float
-    push: float
-    apply: float
-    checkpoint: float
+    iteration: int  # the number of the iteration
+    loss: float | None  # the loss after the iteration
+    seconds: float  # the time of the whole iteration
+    pull: float  # the time in which workers fetched blocks from the nodes
+    compute: float  # the time in which workers computed updates
+    push: float  # the time in which workers sent updates
+    apply: float  # the time in which nodes applied updates
+    checkpoint: float  # the time for the choice and the save of blocks
 
 
 class Pushed(NamedTuple):
@@ -48,10 +48,10 @@ class Pushed(NamedTuple):
 
     iteration: int
     round: int
-    part: int
+    part: int  # the number of the part of the input
     version: int
-    blocks: Samples
-    nodes: Sequence[int]
+    blocks: Samples  # how many blocks the update changes, and a digest of their numbers
+    nodes: Sequence[int]  # the nodes that the update was sent to
 
 
 class Applied(NamedTuple):
@@ -60,27 +60,27 @@ class Applied(NamedTuple):
     iteration: int
     round: int
     version: int
-    blocks: Samples
-    parts: Sequence[int]
-    again: int = 0  # repeated updates that were ignored
+    blocks: Samples  # how many blocks were updated, and a digest of their numbers
+    parts: Sequence[int]  # the parts of the input
+    again: int = 0  # the number of repeated updates that were ignored
 
 
 class Chosen(NamedTuple):
     """Event: blocks were chosen for a save. Each node records its own blocks; the controller records all of them."""
 
     iteration: int
-    blocks: Samples
-    bytes: int  # of these blocks
-    seconds: float  # that the choice took
+    blocks: Samples  # how many blocks were chosen, and a digest of their numbers
+    bytes: int  # the size of these blocks
+    seconds: float  # the time that the choice took
 
 
 class Struck(NamedTuple):
     """Event: an injected failure is about to kill the processes of `kind` (such as "node") numbered `targets`."""
 
     iteration: int
-    kind: str
-    targets: Sequence[int]
-    point: str = "boundary"
+    kind: str  # `node`, `worker` or `controller`
+    targets: Sequence[int]  # the numbers of the processes
+    point: str = "boundary"  # the point within the iteration, such as `apply`
 
 
 class Lost(NamedTuple):
@@ -88,10 +88,10 @@ class Lost(NamedTuple):
 
     iteration: int
     round: int
-    kind: str
-    number: int
-    why: str
-    blocks: Sequence[int] = ()  # the parts of the model that it held
+    kind: str  # `node`, `worker` or `controller`
+    number: int  # the number of the process
+    why: str  # the reason for regarding it as lost
+    blocks: Sequence[int] = ()  # the blocks of the model that the process held
     version: int = 0  # the number of the next round, counted through the run
 
 
@@ -100,11 +100,11 @@ class Restored(NamedTuple):
 
     iteration: int
     round: int
-    node: int
+    node: int  # the node that holds the blocks now
     version: int
-    blocks: Sequence[int]
-    saved_at: Sequence[int]
-    seconds: float
+    blocks: Sequence[int]  # the numbers of the blocks
+    saved_at: Sequence[int]  # for each block the iteration of its save
+    seconds: float  # the time that the restore took
     size: float | None = None  # the distance between the lost and the restored values, if known
 
 
@@ -113,27 +113,27 @@ class Dropped(NamedTuple):
 
     iteration: int
     round: int
-    parts: Sequence[int]
-    blocks: Samples
+    parts: Sequence[int]  # the parts of the input
+    blocks: Samples  # how many blocks lack the updates, and a digest of their numbers
 
 
 class Joined(NamedTuple):
     """Event: a node or worker joined the run; `version` is the new version of the map from blocks to nodes."""
 
     iteration: int
-    kind: str
-    number: int
-    version: int
+    kind: str  # `node`, `worker` or `controller`
+    number: int  # the number of the process
+    version: int  # the new version of the map from blocks to nodes
 
 
 class Moved(NamedTuple):
     """Event: blocks of the model moved from node `source` to node `target`, with unchanged values."""
 
     iteration: int
-    source: int
-    target: int
+    source: int  # the node that held the blocks
+    target: int  # the node that holds the blocks now
     version: int  # the new version of the map from blocks to nodes
-    blocks: Sequence[int]
+    blocks: Sequence[int]  # the numbers of the blocks
 
 
 _OfNode: TypeAlias = Pushed | Applied | Chosen | Restored | Dropped | Moved

@@ -19,31 +19,31 @@ class Attempt(NamedTuple):
     attempt: int
     world: int
     rank: int
-    pid: int
-    seed: int | None = None  # of the run
+    pid: int  # the process id of the worker
+    seed: int | None = None  # the seed of the run
 
 
 class Plan(NamedTuple):
     """Event: the training plan of a rank: the samples, the seed of their order, and how often state is saved."""
 
     attempt: int
-    samples: int  # of an epoch; with `loader`, its batches; with `sampler`, what that returns
-    batch: int
-    epochs: int
-    seed: int
-    save_every: int
-    writer: str
-    config: str
+    samples: int  # in one epoch: samples; batches with `loader`; what the sampler returns with `sampler`
+    batch: int  # the samples in a step of all ranks (global batch)
+    epochs: int  # the number of epochs
+    seed: int  # the seed of the sample order
+    save_every: int  # the steps between two snapshots
+    writer: str  # `overlapped` or `blocking`
+    config: str  # a digest of the sample order and the structure of the model
     data: str | None = None  # a digest of a few samples
-    limit: int | None = None  # steps after which the plan ends, within its last epoch
-    extends: bool = False  # it may be longer than the plan before
+    limit: int | None = None  # the number of steps after which the plan ends, within its last epoch
+    extends: bool = False  # true if the plan may be longer than the previous plan
     command: str | None = None  # a digest of the script's arguments
-    own: bool = False  # the script draws its samples itself
-    loader: bool = False  # the script's own loader provides batches
-    sampler: str | None = None  # a digest of the first order of the script's sampler
-    later_phases: "Sequence[Mapping[str, JSON]]" = ()
-    tensor_parallel: int = 1  # that many consecutive ranks train the same samples
-    sharded: bool = False  # each rank holds a part of the model
+    own: bool = False  # true if the script draws its samples itself
+    loader: bool = False  # true if the script's own loader provides the batches
+    sampler: str | None = None  # a digest of the first order that the script's sampler returned
+    later_phases: "Sequence[Mapping[str, JSON]]" = ()  # the plans of the later training loops (phases) of the script
+    tensor_parallel: int = 1  # the number of consecutive ranks that train the same samples
+    sharded: bool = False  # true if each rank holds a part of the model
 
     @property
     def steps(self) -> int:
@@ -61,25 +61,25 @@ class Order(NamedTuple):
 
     attempt: int
     epoch: int
-    first: int
-    width: int  # bytes of a sample id
-    indices: str  # sample ids as base64
+    first: int  # the index of the first sample id of this piece
+    width: int  # the bytes of a sample id
+    indices: str  # the sample ids as base64
 
 
 class Recover(NamedTuple):
-    """Event: a rank begins to train at batch `cursor` of `epoch`; `restored` is the step of its snapshot, or None."""
+    """Event: a rank begins to train at batch `cursor` of `epoch`, with the state of a snapshot or the initial state."""
 
     attempt: int
-    restored: int | None
+    restored: int | None  # the step of the restored snapshot; null if none was restored
     epoch: int
     cursor: int
-    rng: str  # `restored`: the generators equal the snapshot's; `none`: they differ; `keyed`: it has none for this rank
-    seconds: float  # that the restore took
-    passed_over: "Sequence[Mapping[str, JSON]]" = ()  # snapshots that could not be used
+    rng: str  # generators after the restore: `restored` (as saved), `none` (different), `keyed` (none saved)
+    seconds: float  # the time that the restore took
+    passed_over: "Sequence[Mapping[str, JSON]]" = ()  # newer snapshots that could not be used, with the reasons
     state: str | None = None  # a digest of the protected state before the first step
-    fingerprint: str | None = None  # a hash of a few of its values, which must equal the one after the previous step
+    fingerprint: str | None = None  # a digest of a few values, which must equal the one after the previous step
     weights: str | None = None  # a digest of the initial weights, if nothing was restored
-    built: float | None = None  # seconds from the `attempt` event to `run.protect`
+    built: float | None = None  # the seconds from the `attempt` event to `run.protect`
 
 
 class Seconds(NamedTuple):
@@ -100,61 +100,61 @@ class Step(NamedTuple):
     epoch: int
     cursor: int
     step: int
-    samples: Samples
-    seconds: Seconds
-    state: str | None = None  # a fingerprint of the result: first of state that all ranks share, then of the rank's own
-    reduced: int = 0  # backward passes with an all-reduce
-    held: int = 0  # backward passes without one, which accumulate
-    stepped: int = 0  # optimizer steps
-    loss: float | None = None
+    samples: Samples  # the number of samples that this rank trained, and a digest of their ids
+    seconds: Seconds  # waits for the batch (`data`) and a save (`stall`); `device`: `compute` is from CUDA events
+    state: str | None = None  # a fingerprint of the result: of state that all ranks share, then of the rank's own
+    reduced: int = 0  # the number of backward passes with an all-reduce
+    held: int = 0  # the number of backward passes without an all-reduce, which accumulate
+    stepped: int = 0  # the number of optimizer steps
+    loss: float | None = None  # the loss of `run.log`
 
 
 class Save(NamedTuple):
-    """Event: a snapshot was saved, with the seconds that training waited and the number of storage retries."""
+    """Event: a snapshot was saved, with the costs of this save."""
 
     attempt: int
     step: int
-    writer: str
-    bytes: int
-    seconds: Stall
-    retries: int = 0
+    writer: str  # `overlapped` or `blocking`
+    bytes: int  # the bytes that this snapshot takes
+    seconds: Stall  # the seconds that training waited (`waited`), by cause; `overlapped`: writing in the background
+    retries: int = 0  # the number of times that a request to the storage was repeated
 
 
 class Strike(NamedTuple):
-    """Event: a failure of `kind` is about to be injected into `rank` at `point` of `step`."""
+    """Event: a failure of `kind` is about to be injected into `rank` at `point` of `step`, as `--inject` requested."""
 
     attempt: int
     step: int
-    kind: str
+    kind: str  # the kind of failure, such as `kill`
     rank: int
-    point: str = "boundary"
+    point: str = "boundary"  # the point within the step, such as `backward=0.5`
     changed: str | None = None  # the bit that a flip changes: its tensor, value and number
 
 
 class Witnessed(NamedTuple):
-    """Event: all ranks compared their states before `step`, and none was wrong. The digests are those of this rank."""
+    """Event: all ranks compared digests of their states before `step` (`--witness-every`), and no state was wrong."""
 
     attempt: int
     step: int
-    digest: str  # of the parameters and optimizer state, or of the rank's shard of them
-    copy: str | None = None  # of its copy of the shard of the rank that is `apart` ranks before it
-    group: int = 0  # the ranks with the same number have the same state
-    apart: int = 1
+    digest: str  # a digest of the parameters and optimizer state of this rank, or of its shard of them
+    copy: str | None = None  # a digest of this rank's copy of the shard of the rank `apart` ranks before it
+    group: int = 0  # ranks with the same number have the same state
+    apart: int = 1  # the distance between a rank and the rank whose shard it copies
 
 
 class Corruption(NamedTuple):
-    """Event: the states of `ranks` differ before `step`, although all ranks agreed before step `agreed`."""
+    """Event: a comparison before `step` (`--witness-every`) found that states of ranks differ or are not finite."""
 
     attempt: int
     step: int
-    agreed: int | None
-    ranks: Sequence[int]
-    culprit: int | None  # the rank that is wrong
-    because: str
-    digests: Sequence[str]  # of the states of all ranks
-    copies: Sequence[str] = ()  # of the copies that they keep, each of the rank that is `apart` ranks before it
-    finite: bool = True  # False if the states are equal, but have become infinite or NaN
-    apart: int = 1
+    agreed: int | None  # the last step before which all ranks agreed
+    ranks: Sequence[int]  # the ranks whose states differ
+    culprit: int | None  # the rank that is wrong; null if unknown
+    because: str  # the reason for naming the culprit
+    digests: Sequence[str]  # a digest of the state of each rank
+    copies: Sequence[str] = ()  # digests of the copies of shards, each of the rank `apart` ranks before
+    finite: bool = True  # false if the states are equal, but have become infinite or NaN
+    apart: int = 1  # the distance between a rank and the rank whose shard it copies
 
 
 class Preempted(NamedTuple):
@@ -165,27 +165,27 @@ class Preempted(NamedTuple):
 
 
 class Stopped(NamedTuple):
-    """Event: the script ended the run before its planned end: by `run.stop()`, or (`left`) by leaving its loop."""
+    """Event: the script ended the run before its planned end, by `run.stop()` or by leaving its loop."""
 
     attempt: int
     step: int
-    left: bool = False
+    left: bool = False  # true if the script left its loop, false if it called `run.stop()`
 
 
 class Regroup(NamedTuple):
     """Event: workers were lost or joined, and the workers that now train together (`members`) continue."""
 
     attempt: int
-    number: int  # of the new group
-    step: int  # from this step or the next, samples are split among `members`
-    strategy: str
-    members: Sequence[int]
-    lost: Sequence[int] = ()
-    missing: Sequence[int] = ()  # samples that the result of `step`, or a part of it, lacks for good
-    kept: int = 0  # gradient buckets of `step` with the gradients of lost workers
-    redone: int = 0  # gradient buckets without them
-    behind: Sequence[int] = ()  # members that copied the parameters of one further ahead
-    seconds: float = 0.0
+    number: int  # the number of the new group
+    step: int  # the interrupted step; from it or the next, samples are split among `members`
+    strategy: str  # `replay`, `forward`, `skip` or `partial`
+    members: Sequence[int]  # the workers that now train
+    lost: Sequence[int] = ()  # the workers that were lost
+    missing: Sequence[int] = ()  # the ids of samples that the result of `step`, or a part of it, lacks for good
+    kept: int = 0  # the number of gradient buckets of `step` that include gradients of lost workers
+    redone: int = 0  # the number of gradient buckets of `step` that were reduced again without them
+    behind: Sequence[int] = ()  # members that copied the parameters of a member further ahead
+    seconds: float = 0.0  # the time that the recovery took
     asleep: Sequence[int] = ()  # members that were suspended before `step` began
 
 
@@ -194,67 +194,66 @@ GATHERED, SNAPSHOT, SURVIVORS = "gathered", "snapshot", "survivors"
 
 
 class Reassembled(NamedTuple):
-    """Event: this worker replaced a lost one, and put its shard together from values of earlier steps (`partial`).
+    """Event: this worker replaced a lost worker, and put its shard together from older values (`--recovery partial`).
 
-    `parameters` and `moments` (the state of optimizers) are lists of sources. Each has its `origin`, its `step`, the
-    names of the `parameters`, and the number of their lost `rows`."""
+    A source has the `origin` of the values, their `step`, the names of the `parameters`, and the number of their lost
+    `rows`."""
 
     attempt: int
-    number: int  # of the group that the worker joined
-    step: int  # that it trains first
-    parameters: "Sequence[Mapping[str, JSON]]"
-    moments: "Sequence[Mapping[str, JSON]]"
+    number: int  # the number of the group that the worker joined
+    step: int  # the first step that the worker trains
+    parameters: "Sequence[Mapping[str, JSON]]"  # the sources of the parameters
+    moments: "Sequence[Mapping[str, JSON]]"  # the sources of the optimizer state
     rounded: str | None = None  # the dtype to which forward rounds the weights that it gathers
 
 
 class Launch(NamedTuple):
-    """Event: the user started or continued the run with a command, and a supervisor started its node's workers."""
+    """Event: a command started or continued the run, and a supervisor started the workers of its node."""
 
     attempt: int
-    workers: int
-    argv: Sequence[str] = ()
-    nodes: int = 1  # of the whole run
-    extends: bool = False  # the plan may be longer than before
+    workers: int  # the number of workers on this node
+    argv: Sequence[str] = ()  # the command and its arguments
+    nodes: int = 1  # the number of nodes of the whole run
+    extends: bool = False  # true if the plan may be longer than before
     changed: Sequence[str] = ()  # arguments that differ from the previous command
     source: str | None = None  # where the initial weights are from
-    weights: str | None = None  # their digest
+    weights: str | None = None  # a digest of the initial weights
 
 
 class Restart(NamedTuple):
-    """Event: a supervisor restarts its workers from the snapshot of step `newest`; `left` more restarts are allowed."""
+    """Event: a supervisor restarts the workers of its node after a failure."""
 
     attempt: int
-    workers: int
-    newest: int | None = None
-    left: int = 0
+    workers: int  # the number of workers on this node
+    newest: int | None = None  # the step of the newest snapshot; null if there is none
+    left: int = 0  # how many more restarts are allowed
 
 
 class Detect(NamedTuple):
-    """Event: a supervisor detected the failure of a worker; `rank` is -1 if the worker is on another node."""
+    """Event: a supervisor detected the failure of a worker, or the return of a node."""
 
     attempt: int
-    rank: int
-    local_rank: int
-    kind: str
-    message: str
-    exit: int | None = None
-    signal: str | None = None
-    step: int | None = None
+    rank: int  # the rank of the worker; -1 if unknown, for example on another node
+    local_rank: int  # the number of the worker on its node
+    kind: str  # the kind of failure, such as `signal` or `hang`
+    message: str  # a description of the failure
+    exit: int | None = None  # the exit status of the process
+    signal: str | None = None  # the signal that ended the process
+    step: int | None = None  # the step in which the worker failed
 
 
 class Straggler(NamedTuple):
-    """Event: since `step`, `rank` computes its own part of a step `ratio` times as long as the other workers.
+    """Event: a rank is slower than the other ranks, or a node is slower than the other nodes.
 
-    The supervisor repeats the event with a larger `until`, at which the rank was still slow, and at the end. If all
-    workers of a node are slow, there is `node` instead of a rank, compared with the other nodes."""
+    The supervisor repeats the event with a larger `until` while the rank or node stays slow."""
 
     attempt: int
-    rank: int | None
-    step: int
-    until: int
-    ratio: float
-    seconds: float  # that the other workers waited for this rank, from `step` to `until`
-    node: int | None = None
+    rank: int | None  # the slow rank; null if a whole node is slow
+    step: int  # the first slow step
+    until: int  # the latest step at which the rank was still slow
+    ratio: float  # the rank's time for its part of a step, divided by that of the others
+    seconds: float  # the time that the other workers waited for this rank, from `step` to `until`
+    node: int | None = None  # the slow node; null if only a rank is slow
 
     @property
     def name(self) -> str:
@@ -263,26 +262,26 @@ class Straggler(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """Event: the number of training workers was changed to `workers` on request; all other workers are suspended."""
+    """Event: `holdfast scale` changed the number of workers that train; all other workers are suspended."""
 
     attempt: int
-    workers: int
-    number: int  # of the new group of training workers
-    seconds: float = 0.0  # that the change took
+    workers: int  # the number of workers that train now
+    number: int  # the number of the new group of training workers
+    seconds: float = 0.0  # the time that the change took
 
 
 class Preempt(NamedTuple):
-    """Event: a supervisor was asked to stop, and asked its workers to save and stop."""
+    """Event: a supervisor received a stop signal such as SIGTERM, and asked its workers to save and stop."""
 
     attempt: int
 
 
 class Judged(NamedTuple):
-    """Event: the run ended, with the supervisor's verdict, the reason (`because`), and the number of attempts."""
+    """Event: the run ended, and a supervisor recorded how."""
 
-    verdict: str
-    attempts: int
-    because: str
+    verdict: str  # `completed`, `gave-up`, `preempted`, `refused` or `script-error`
+    attempts: int  # the number of attempts
+    because: str  # the reason for the verdict
 
 
 _OfRank: TypeAlias = (
