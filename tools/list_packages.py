@@ -43,14 +43,17 @@ def overview() -> str:
 def modules_page() -> str:
     """Return a page with a line for every module."""
     parts = [
-        "# Modules\n\nAll modules of the source, folder by folder, each with the first sentence of its docstring. The "
-        "[glossary](reference/glossary.md) explains words such as member, term and lineage. `tools/list_packages.py` "
-        "writes this page.\n"
+        "# Modules\n\nThis page lists all modules of the source, folder by folder, with the first sentence of each module's "
+        "docstring. It is for people who change the source: [Architecture](architecture.md) describes how the modules work "
+        "together. The [glossary](reference/glossary.md) explains words such as member, term, lineage, block and shadow. "
+        "The SCAR paper is [Qiao et al. 2018](https://arxiv.org/abs/1810.07354). `tools/list_packages.py` writes this page.\n"
     ]
     for folder, paths in packages().items():
         name = "src/holdfast" if folder == SOURCE else str(folder.relative_to(SOURCE))
         lines = "\n".join(f"| `{path.name}` | {first_sentence(path).replace('|', chr(92) + '|')} |" for path in paths)
-        parts.append(f"## {name}\n\n{first_sentence(folder / '__init__.py')}\n\n| file | |\n|---|---|\n{lines}\n")
+        parts.append(
+            f"## {name}\n\n{first_sentence(folder / '__init__.py')}\n\n| file | contents |\n|---|---|\n{lines}\n"
+        )
     return "\n".join(parts)
 
 

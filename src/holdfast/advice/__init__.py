@@ -1,1 +1,1 @@
-"""Advice from the event files of a run: the cost of a failure, and the best save interval and recovery strategy."""
+"""Advice for a run from its event files: what a failure costs, how often to save, and which recovery to choose."""

@@ -1,1 +1,1 @@
-"""Audit of a run from its event files: was every sample trained once, and only committed state restored?"""
+"""The audit of a run: checks from its event files that every sample was trained once, and restores were correct."""

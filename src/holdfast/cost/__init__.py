@@ -1,1 +1,1 @@
-"""Cost of a run, computed from its event files: the wall clock by cause, and the cost of each save and failure."""
+"""The cost of a run, computed from its event files: the time that each cause, save and failure took."""

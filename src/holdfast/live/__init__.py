@@ -1,1 +1,1 @@
-"""Live recovery: when workers are lost, the others continue without a restart."""
+"""Live recovery: when workers are lost, the surviving workers continue without a restart."""

@@ -1,1 +1,1 @@
-"""The rehearsal of a script: runs it with and without kills, and compares its state bit by bit."""
+"""`holdfast rehearse`: runs a script with and without kills, and compares the states of these runs bit by bit."""

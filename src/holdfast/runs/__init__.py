@@ -1,1 +1,1 @@
-"""The folder of a run: its configuration, lock, status and worker logs, and how to remove it."""
+"""The folder of a run: its configuration, lock, status and logs of workers, and the removal of the folder."""

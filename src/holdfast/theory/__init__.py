@@ -1,4 +1,4 @@
-"""The theory of perturbed iterations: a bound on the cost of a perturbation, and measured rates of convergence.
+"""Theory of changed states: an upper limit of the iterations that a change costs, and measured convergence rates.
 
 After Qiao et al., "Fault Tolerance in Iterative-Convergent Machine Learning" (2018).
 """

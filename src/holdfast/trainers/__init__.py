@@ -1,1 +1,1 @@
-"""Adapters that protect Hugging Face's Trainer, Lightning's Trainer and Lightning Fabric."""
+"""Adapters with which Hugging Face's Trainer, Lightning's Trainer and Lightning Fabric can train in a run."""

@@ -1,1 +1,1 @@
-"""Weights that enter or leave a run: initialise a model, load the states of a run, and export them."""
+"""The weights of a model: initialise them before a run, load them from a run, and export them."""

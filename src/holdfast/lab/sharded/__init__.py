@@ -1,1 +1,1 @@
-"""The experiment sharded-tradeoff: what a lost shard costs."""
+"""The experiment sharded-tradeoff: how many steps of training the loss of a shard costs."""

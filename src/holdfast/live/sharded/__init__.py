@@ -1,1 +1,1 @@
-"""Live recovery of sharded models (FSDP2): the next rank keeps a copy of every shard."""
+"""Live recovery of sharded models (FSDP2): a lost shard comes back from a copy, or with older values."""

@@ -1,1 +1,1 @@
-"""Several nodes of one run: rendezvous, quorum and lost nodes."""
+"""The nodes of one run: how their supervisors meet, how many nodes must take part, and how a lost node is noticed."""
