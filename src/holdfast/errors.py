@@ -9,7 +9,7 @@ class HoldfastError(Exception):
 
 
 class BadInput(HoldfastError):
-    """Raised for an invalid request; correct it and try again."""
+    """An argument, an option, a script or a file is invalid. Correct it as the message says, and try again."""
 
 
 class Interrupted(HoldfastError):
@@ -21,27 +21,27 @@ class DataMissing(HoldfastError):
 
 
 class NotAStore(HoldfastError):
-    """The given path or address is not a checkpoint store; pass another one."""
+    """The path or URL that was given is not a checkpoint store. Pass the path of another one."""
 
 
 class NoSnapshot(HoldfastError):
-    """The store has no snapshot that passes verification; start from the beginning."""
+    """The checkpoint store has no intact snapshot. Train from the beginning."""
 
 
 class Corrupt(HoldfastError):
-    """Stored bytes are not the bytes that were written: a snapshot, a data file or a history is damaged."""
+    """A snapshot, a data file or a history is damaged: its bytes are not the bytes that were written."""
 
 
 class FutureVersion(HoldfastError):
-    """A snapshot or history has the format of another, usually newer, version of holdfast; upgrade holdfast."""
+    """A snapshot or a history was written by another version of holdfast, usually a newer one. Upgrade holdfast."""
 
 
 class CommitConflict(HoldfastError):
-    """Another run has already written to this checkpoint store; give each run its own store."""
+    """Another run has already written to this checkpoint store. Give each run a store of its own."""
 
 
 class StorageFailed(HoldfastError):
-    """The disk or the object store refused a read or a write; free space, fix permissions or retry."""
+    """A read from or a write to the disk or the object store failed. Free space, correct permissions, or try again."""
 
 
 class InitialWeightsLost(StorageFailed):
@@ -57,4 +57,4 @@ class StateCorrupted(HoldfastError):
 
 
 class WorkerLost(HoldfastError):
-    """A worker process died before its work was done; see its log."""
+    """A worker process died before its work was done. The log of the worker says why."""

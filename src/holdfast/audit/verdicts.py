@@ -59,7 +59,7 @@ _TRAINING_WRITER = re.compile(r"(rank|supervisor|injected)\b.*")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The verdict of one check, and the reason for it."""
+    """The result of one audit check: its name (`check`), pass, fail or unknown (`verdict`), and the reason (`because`)."""
 
     check: str
     verdict: Verdict
@@ -74,9 +74,10 @@ def audit(history: Iterable[Event], facts: RunFacts | None = None) -> tuple[Find
 
 
 def audit_run(path: Where, facts: RunFacts | None = None) -> tuple[Finding, ...]:
-    """Audit the run whose event files are at `path`, and its snapshots if they can be found.
+    """Audit a run, and return a `Finding` for each check. `path` is the folder of the run or of its history.
 
-    The settings of the run (`facts`) are read from its run.json if they are not given."""
+    The audit also checks the snapshots of the run, if it finds them. `facts` are the settings of the run. By default,
+    the audit reads them from the file run.json of the run."""
     with no_collection():
         torn: list[TornLine] = []
         findings = audit_files(stream_blocks(path, torn, keep_damaged=True), torn, facts or read_facts(path))

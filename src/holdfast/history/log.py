@@ -162,7 +162,9 @@ def _end_of_last_line(file: FileIO, size: int) -> int:
 
 
 def read_history(path: Where) -> History:
-    """Return the history at `path`: a file, a folder of files, the folder of a run, or a sequence of these."""
+    """Return the history of a run. `path` is a history file, a folder of them, the folder of a run, or a list of these.
+
+    `history.events` has all events in the order of their times. `event.what` is the event, such as a `Step`."""
     torn: list[TornLine] = []
     files = [list(_read_file(file, torn)) for file in files_of(path)]
     # The merge takes each file's events in their own order, even where its clock went back.

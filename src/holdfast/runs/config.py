@@ -65,7 +65,7 @@ IDENTITY = ("script", "args", "seed", "recovery", "source")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """The settings of a run, for `holdfast run` or `holdfast.supervise.supervise`."""
+    """The settings of a run, for `holdfast.supervise.supervise`. Most of them are options of `holdfast run`."""
 
     script: str
     """The Python script that each worker runs; with `module`, the name of a module."""
@@ -74,41 +74,41 @@ class RunConfig:
     args: tuple[str, ...] = ()
     """The arguments of the script."""
     workers: int = 1
-    """Worker processes on each node."""
+    """The number of worker processes on each node."""
     recovery: str = "restart"
-    """The recovery after a failure: `restart`, or live recovery by `replay`, `partial`, `forward` or `skip`."""
+    """The recovery after a failure: `restart`, or a live recovery: `replay`, `partial`, `forward` or `skip`."""
     save_every: int = 50
-    """Steps between two snapshots."""
+    """The number of steps between two snapshots."""
     writer: str = "overlapped"
-    """`overlapped` writes a snapshot while training continues; `blocking` waits for it."""
+    """`overlapped` writes snapshots while training continues; `blocking` writes them while training waits."""
     max_inflight: int = 2
-    """The largest number of unfinished snapshots of an overlapped writer; a further save waits."""
+    """The largest number of snapshots that the overlapped writer writes at the same time. A further save waits."""
     keep_last: int = 2
-    """Snapshots to keep."""
+    """The number of snapshots to keep."""
     save_bandwidth: int | None = None
-    """The most bytes a second that each worker writes of a snapshot in the background; None for no limit."""
+    """The most bytes that each worker writes to snapshots in a second, in the background. None: no limit."""
     max_restarts: int = 3
-    """Failures to survive without a newer snapshot in between."""
+    """The number of failures in a row that the run survives. Each newer snapshot starts the count again."""
     seed: int | None = None
-    """The seed of the sample order and of all random numbers; None for the seed that the script sets."""
+    """The seed of the sample order and of all random numbers. None: the seed that the script sets."""
     failures: Schedule = ()
-    """Failures to inject."""
+    """The failures to cause on purpose, as `--inject` does."""
     spares: int = 0
-    """Extra workers that wait to replace lost workers; with `restart`, 0 or 1 extra set of all workers."""
+    """The number of extra workers that wait to replace lost workers. With `restart`, 1 is an extra set of all workers."""
     workers_after: tuple[int, ...] = ()
-    """The number of workers after each restart, for experiments; the last entry stays."""
+    """The number of workers after each restart, for experiments. The last entry also counts for later restarts."""
     hang_timeout: float | None = None
-    """Seconds that a worker may be suspended, or take for one step; None to learn it from the run's own steps."""
+    """The seconds without progress after which a worker counts as hanging. None: computed from the run's own steps."""
     replace_slow: float | None = None
-    """The ratio of a worker's step time to that of the others from which a spare replaces it; None for never."""
+    """A spare replaces a worker that computes this many times as long as the others, such as 1.5. None: never."""
     checkpoints: str | None = None
-    """The directory or URL of the snapshots; None for the run's own folder."""
+    """The directory or URL of the snapshots. None: the folder of the run."""
     source: WeightsSource | None = None
-    """The source of the initial weights; None if the script initializes them."""
+    """The source of the initial weights. None: the script initializes them."""
     witness_every: int | None = None
-    """Steps between two comparisons of the whole state of all ranks; None to make none."""
+    """The number of steps between two comparisons of the states of all ranks, to find flipped bits. None: never."""
     extend: bool = False
-    """True if the run may be longer than the earlier run in its folder."""
+    """True if the run may train longer than the earlier command in its folder had planned."""
 
     def __post_init__(self) -> None:
         for count in (self.workers, *self.workers_after):

@@ -36,23 +36,23 @@ def supervise(
     may_change: Sequence[str] = (),
     console: Console | None = None,
 ) -> RunVerdict:
-    """Run `config.script` in worker processes until it completes, is preempted or fails; return the verdict.
+    """Run `config.script` in worker processes until the run completes, is preempted or fails; return its verdict.
 
-    This is what `holdfast run` calls; it must be called in the main thread of a process that has not started CUDA.
-    SIGTERM or SIGINT makes the workers save and stop; a second signal kills them.
+    The command `holdfast run` calls this function. Call it in the main thread of a process that has not started CUDA.
+    After SIGTERM or SIGINT, the workers save and stop. After a second signal, the supervisor kills them.
 
     Args:
         config: the script, the number of workers, and how to save and recover.
-        out: the folder of the run. If it holds an earlier part of the same run, the run is continued; a run that is
-            complete is not started again.
-        nnodes: the number of nodes. Call this function with the same arguments on each, except for `node_rank`.
+        out: the folder of the run. If the folder contains an earlier part of the same run, the run continues. A run that
+            is complete is not started again.
+        nnodes: the number of nodes. Call this function on each node, with the same arguments except for `node_rank`.
         node_rank: the number of this node, counted from 0.
         rendezvous: `host:port` of the first node, where the nodes meet.
         min_nodes: the fewest nodes that continue when other nodes are lost; by default half of all nodes.
         lost_after: the seconds of silence after which a node counts as lost.
-        preload: modules to import before workers are forked; None for well-known libraries that the script imports.
-        may_change: names of script arguments that may differ from those of the run in `out`.
-        console: where to show progress; stderr by default.
+        preload: the modules to import before workers are forked. None: well-known libraries that the script imports.
+        may_change: the names of script arguments that may differ from the earlier command of the run in `out`.
+        console: the console that shows the progress; stderr by default.
 
     Raises:
         BadInput: if the arguments are wrong, or `out` holds another run."""

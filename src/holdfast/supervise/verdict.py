@@ -16,7 +16,7 @@ _EXIT_CODES: dict[Word, int] = {"completed": 0, "gave-up": 1, "preempted": PREEM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunVerdict:
-    """The outcome of a run, the reason for it, and the number of attempts (starts of all workers)."""
+    """The outcome of a run (`verdict`), the reason (`because`), and the number of attempts (starts of all workers)."""
 
     verdict: Word
     attempts: int
@@ -24,7 +24,7 @@ class RunVerdict:
 
     @property
     def exit_code(self) -> int:
-        """The exit status of `holdfast run`: 0 completed, 75 preempted, 2 refused, 1 failed."""
+        """The exit status of `holdfast run`: 0 if completed, 75 if preempted, 2 if refused, 1 if failed."""
         return _EXIT_CODES[self.verdict]
 
     @property

@@ -65,16 +65,23 @@ def attach(
     timeout: float = 1800.0,
     extend: bool = False,
 ) -> Run:
-    """Return the run that this process belongs to. Options of the command `holdfast run` override the parameters.
+    """Return the run that this process belongs to, and seed all random generators.
 
-    By default the run saves every 50 steps in the background (writer "overlapped"), with at most 2 saves at a time
-    (`max_inflight`), and keeps the last 2 snapshots. With `save_bandwidth`, each rank writes at most as many bytes a
-    second, except for the last save of a run. All random generators are seeded, so every rank draws the same
-    initial weights. The seed is the value of `holdfast run --seed`, otherwise the seed recorded in the run's folder
-    `out`, otherwise `seed`, otherwise the script's seed for `torch.manual_seed`, otherwise 0.
+    Every rank gets the same seed, so every rank draws the same initial weights. If the script is started by the command
+    `holdfast run`, the options of the command override these parameters:
 
-    Without `holdfast run`, collectives fail after `timeout` seconds. `extend` allows a finished or saved run to be
-    trained for longer than it was planned."""
+    - `out`: the folder of the run. Without `holdfast run` and without `out`, nothing is saved.
+    - `save_every`: the number of steps between two snapshots, by default 50.
+    - `writer`: "overlapped" (the default) writes snapshots while training continues; "blocking" writes them while
+      training waits.
+    - `max_inflight`: the largest number of snapshots that are written at the same time, by default 2.
+    - `keep_last`: the number of snapshots to keep, by default 2.
+    - `save_bandwidth`: the most bytes that each rank writes in a second, except for the last save of the run. By
+      default there is no limit.
+    - `seed`: the seed of the run. The run takes the first of these that is set: `holdfast run --seed`, the seed recorded
+      in the folder of the run, this parameter, and the script's call of `torch.manual_seed`. Otherwise it is 0.
+    - `timeout`: the seconds after which a collective fails if the script runs without `holdfast run`.
+    - `extend`: True to train a finished or saved run for longer than it was planned."""
     how = {
         "save_every": save_every,
         "writer": writer,

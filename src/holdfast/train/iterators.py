@@ -21,11 +21,17 @@ WAY = "for epoch in run.epochs(dataset, ...): for batch in epoch: ..., then the 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Batch:
-    """The samples that the script trains next: this rank's samples of one step, or one micro-batch of these.
+    """The samples that the script trains next: this rank's samples of one step, or one micro-batch of these samples.
 
-    `weight` is the micro-batch's fraction of the rank's samples. Multiply a mean loss by it, so that the losses of all
-    micro-batches add up to the mean loss of the samples. Step the optimizer after the batch whose `is_last` is True.
-    Use a batch like the data it carries: `x, y = batch`, `batch["input_ids"]` or `model(**batch)`."""
+    Use a batch like the data that it contains: `x, y = batch`, `batch["input_ids"]` or `model(**batch)`. A batch has
+    these attributes:
+
+    - `data`: what the dataset and `collate_fn` returned.
+    - `ids`: the indices of the samples in the dataset.
+    - `weight`: with `micro_batches`, the micro-batch's fraction of this rank's samples of the step. Multiply a mean loss
+      by `weight`, so that the losses of all micro-batches add up to the mean loss of the rank's samples.
+    - `is_last`: True for the last micro-batch of a step. Step the optimizer after this batch.
+    - `step`, `epoch`, `cursor`: the number of the step, of the epoch, and of the step within the epoch, all from 0."""
 
     data: Any
     ids: Ids
@@ -36,7 +42,7 @@ class Batch:
     step: int
 
     def to(self, *args: Any, **options: Any) -> "Batch":
-        """Return a copy of the batch with every tensor in its data moved, such as to a device: see `torch.Tensor.to`."""
+        """Return a copy of the batch with every tensor moved, for example to a device. See `torch.Tensor.to`."""
         return dataclasses.replace(self, data=moved(self.data, *args, **options))
 
     def __iter__(self) -> Iterator[Any]:
@@ -158,16 +164,16 @@ class PhaseItems:
 
 
 class Batches:
-    """An iterator over the batches of a run that are not trained yet; it can be used once.
+    """An iterator over the batches of a run that are not trained yet. A script can iterate over it once.
 
-    Its length counts all batches of the run, including those trained before a restart. For a progress bar use
-    `tqdm(batches, initial=batches.initial)`."""
+    `len(batches)` is the number of all batches of the run, including the batches trained before a restart. For a
+    progress bar use `tqdm(batches, initial=batches.initial)`."""
 
     def __init__(self, items: PhaseItems, dataset: MapDataset, micro_batches: int) -> None:
         self.dataset = dataset
         self.steps_per_epoch = items.plan.steps_per_epoch
         self.initial = items.start * micro_batches
-        """The number of batches that earlier attempts have trained."""
+        """The number of batches that were trained before the last restart, and that this iterator leaves out."""
         self._length = items.plan.steps * micro_batches
         self._batches: Iterator[Batch] | None = items.batches()
 
@@ -187,13 +193,13 @@ class Batches:
 
 
 class Epochs:
-    """An iterable over the epochs of a run that are not completely trained yet; it can be used once."""
+    """An iterable over the epochs of a run that are not completely trained yet. A script can iterate over it once."""
 
     def __init__(self, items: PhaseItems, dataset: MapDataset, micro_batches: int) -> None:
         self.dataset = dataset
         self.steps_per_epoch = items.plan.steps_per_epoch
         self.initial = items.start // items.plan.steps_per_epoch
-        """The number of epochs that earlier attempts have trained to their end."""
+        """The number of epochs that were completely trained before the last restart, and that are left out."""
         self._length, self._micro_batches = items.plan.epochs, micro_batches
         self._items: PhaseItems | None = items
 
@@ -221,8 +227,8 @@ class Epochs:
 class Epoch:
     """One epoch of a run: an iterable over the batches of the epoch that are not trained yet.
 
-    Its length counts all batches of the epoch, including those trained before a restart. For a progress bar use
-    `tqdm(epoch, initial=epoch.initial)`."""
+    `len(epoch)` is the number of all batches of the epoch, including the batches trained before a restart. For a
+    progress bar use `tqdm(epoch, initial=epoch.initial)`."""
 
     def __init__(
         self, items: LoopItems, dataset: MapDataset, plan: SamplePlan, micro_batches: int, opening: EpochStart
@@ -232,7 +238,7 @@ class Epoch:
         self.steps_per_epoch = plan.steps_per_epoch
         first = opening.epoch * plan.steps_per_epoch
         self.initial = (opening.step - first) * micro_batches
-        """The number of batches of this epoch that earlier attempts have trained."""
+        """The number of batches of this epoch that were trained before the last restart, and that are left out."""
         self._end = plan.end_of(opening.epoch)
         self._length = (self._end - first) * micro_batches
         self._items = weakref.ref(items)
@@ -266,7 +272,7 @@ class Epoch:
         self._is_over = True  # the run was stopped
 
     def check_trained(self) -> None:
-        """Raise BadInput if not all batches of this epoch are trained when the script asks for the next epoch."""
+        """Raise BadInput if some batches of this epoch are not trained yet. The run calls this before the next epoch."""
         if not self._is_over:
             left = self._end - self._next
             raise BadInput(

@@ -44,20 +44,20 @@ class Run:
 
     @property
     def rank(self) -> int:
-        """The rank of this process, from 0, which stays the same as long as the process lives.
+        """The rank of this process, from 0. It stays the same as long as the process lives.
 
-        A worker that replaces a lost one has the lost worker's rank. A spare worker waits here until it replaces a
-        worker."""
+        A worker that replaces a lost worker has the rank of the lost worker. A spare worker (`--spares`) waits in this
+        property until it replaces a worker."""
         return self._session.rank
 
     @property
     def is_main(self) -> bool:
-        """True on rank 0, the process that should print, log and upload. The value never changes in a process."""
+        """True on rank 0, where the script should print, log and upload. The value never changes in a process."""
         return self.rank == 0
 
     @property
     def world_size(self) -> int:
-        """The number of processes that train together."""
+        """The number of worker processes that train together."""
         return self._session.ranks.size
 
     @property
@@ -72,44 +72,45 @@ class Run:
 
     @property
     def attempt(self) -> int:
-        """The number of times that the run was started in its folder, including this time."""
+        """The number of this attempt, from 1. Each start of all workers begins an attempt."""
         return self._session.number
 
     @property
     def is_live(self) -> bool:
-        """True if the other workers continue when a worker is lost, False if all workers are then restarted."""
+        """True if the other workers continue when a worker is lost; False if all workers are then restarted."""
         return self._session.live is not None
 
     @functools.cached_property
     def mesh(self) -> "DeviceMesh":
-        """The device mesh over all ranks, for models that are sharded with FSDP2: `fully_shard(block, mesh=run.mesh)`."""
+        """The device mesh of all ranks, for models sharded with FSDP2: `fully_shard(block, mesh=run.mesh)`."""
         return self.device_mesh()
 
     def device_mesh(self, *, replicas: int = 1, tensor_parallel: int = 1) -> "DeviceMesh":
-        """Return a device mesh over all ranks, for models that are sharded with FSDP2: `fully_shard(..., mesh["shard"])`.
+        """Return a device mesh of all ranks, for models sharded with FSDP2: `fully_shard(block, mesh=mesh["shard"])`.
 
         If `replicas` is more than 1, the mesh has the dimensions `replicate` and `shard`, for hybrid sharding (HSDP).
-        Each of the `replicas` groups of ranks then holds the whole model, sharded over the ranks of the group.
+        The ranks then form `replicas` groups. Each group holds the whole model, sharded over the ranks of the group.
 
-        If `tensor_parallel` is more than 1, the last dimension of the mesh is `tensor`. Groups of `tensor_parallel`
-        ranks then get the same samples and random numbers in every step. Make such a mesh before you call `protect`."""
+        If `tensor_parallel` is more than 1, the mesh has the additional last dimension `tensor`. The
+        `tensor_parallel` ranks of a group along this dimension get the same samples and the same random numbers in
+        every step. Make such a mesh before you call `protect`."""
         return self._session.make_mesh(replicas, tensor_parallel)
 
     def replicate(self, model: Model, **options: object) -> Model:
         """Return the model with rank 0's weights, wrapped so that every backward averages gradients over all ranks.
 
-        The average is over the samples of the step, if the loss is a mean over the batch as with PyTorch's losses. The
-        wrapper is torch's DistributedDataParallel, which gets the `options`. A process without other ranks gets the
-        model itself."""
+        The wrapper is torch's DistributedDataParallel, which gets the `options`. The loss must be a mean over the batch,
+        as PyTorch's losses are by default. The averaged gradient is then the mean over all samples of the step. If the
+        run has a single rank, the method returns the model itself."""
         return cast(Model, self._session.replicate(model, options))
 
     def protect(self, **things: Protectable | Value) -> None:
-        """Name the objects that are restored after a failure. If the run resumes, they are restored by this call.
+        """Name the objects that every snapshot contains. If the run resumes from a snapshot, this call restores them.
 
-        Takes objects with state_dict and load_state_dict, and dicts and lists of plain values, tensors and arrays.
-        Dicts and lists are restored in place, and each rank gets its own values back. With `--recovery forward` or
-        `skip`, a worker that replaces a lost worker gets the values of another rank. Random generators and the position
-        in the data are always restored."""
+        An object has `state_dict` and `load_state_dict`, or is a dict or list of plain values, tensors and arrays.
+        Dicts and lists are restored in place. Each rank gets its own values of them back; only a worker that replaces
+        a lost worker under `--recovery forward` or `skip` gets the values of another rank. The run always restores the
+        random generators and the position in the data, so do not pass them."""
         self._session.protect(things)
 
     def batches(
@@ -126,18 +127,24 @@ class Run:
         collate_fn: Collate = default_collate,
         dataloader_options: Mapping[str, Any] | None = None,
     ) -> Batches:
-        """Return an iterator over the batches that are not trained yet.
+        """Return an iterator over this rank's batches that are not trained yet.
 
-        Train each batch before asking for the next: with that request the step ends, and the state may be saved. A step
-        trains `global_batch` samples on all ranks together. `num_epochs` or `steps` says how long to train. A `sampler`
-        determines the order: a torch sampler such as WeightedRandomSampler, or a function of the epoch and the seed
-        that returns the indices of an epoch; the default shuffles all samples in every epoch. `micro_batches` is the
-        number of batches that this rank's samples of a step come in; gradients are all-reduced in the last batch.
-        `num_workers` processes load samples ahead of time; `dataloader_options` are passed to torch's DataLoader, for
-        example {"prefetch_factor": 4}.
+        Train each batch before you ask for the next batch: this request ends the step, and the run may then save the
+        state.
 
-        A script with several loops, such as pretraining and finetuning, makes all of them before it iterates over the
-        first. They are phases of one run, and each counts its steps and epochs from 0.
+        - `global_batch`: the number of samples that all ranks together train in a step.
+        - `num_epochs` or `steps`: how long to train. Give one of them.
+        - `seed`: the seed of the order of the samples. The default is the seed of the run.
+        - `sampler`: the order of the samples. It is a torch sampler such as WeightedRandomSampler, or a function of the
+          epoch and the seed that returns the indices of an epoch. The default shuffles all samples in every epoch.
+        - `micro_batches`: the number of batches into which this rank's samples of a step are divided, to accumulate
+          gradients. Gradients are all-reduced in the last of these batches.
+        - `num_workers`: the number of processes that load samples ahead of time.
+        - `collate_fn`: the function that makes a batch from a list of samples, as in torch's DataLoader.
+        - `dataloader_options`: further parameters of torch's DataLoader, for example `{"prefetch_factor": 4}`.
+
+        If a script has several training loops, such as pretraining and finetuning, call this method for all loops
+        before you iterate over the first one. Each loop is a phase of the run, and counts its steps and epochs from 0.
         """
         plan = self._plan(dataset, global_batch, num_epochs, steps, seed, sampler)
         options = checked_options(num_workers, dataloader_options)
@@ -159,11 +166,11 @@ class Run:
         collate_fn: Collate = default_collate,
         dataloader_options: Mapping[str, Any] | None = None,
     ) -> Epochs:
-        """Return an iterable over the epochs that are not trained yet; each epoch is an iterable of batches.
+        """Return an iterable over the epochs that are not completely trained yet. Each epoch is an iterable of batches.
 
         The parameters are those of `batches`. The last step of an epoch ends only when the script asks for the next
-        epoch. So changes of the state after the last batch are saved with this epoch. A run that resumes in the middle
-        of an epoch iterates over the rest of that epoch."""
+        epoch. So the code after the inner loop, such as `scheduler.step()`, runs before the snapshot at the end of the
+        epoch. If a run resumes in the middle of an epoch, the first epoch has the remaining batches only."""
         plan = self._plan(dataset, global_batch, num_epochs, steps, seed, sampler)
         options = checked_options(num_workers, dataloader_options)
         shares = ShareDataset(dataset, micro_batches, collate_fn)
@@ -171,9 +178,10 @@ class Run:
         return Epochs(self._session.add_phase(phase), dataset, micro_batches)
 
     def stop(self) -> None:
-        """End the run before the next step: the state is saved, and the training loop ends on all ranks.
+        """End the run before the next step: all ranks save the state, and their training loops end.
 
-        One rank's call is enough. A call after the last batch of an epoch ends the run with that epoch."""
+        It is enough that one rank calls this method. If it is called after the last batch of an epoch, the run ends
+        with this epoch."""
         if self._session.stopping is None:
             raise BadInput("stop() ends the loop of this run, and it has not begun: call it inside the loop.")
         self._session.stopping.request()
@@ -181,9 +189,10 @@ class Run:
     def steps(self, steps: int, *, global_batch: int, micro_batches: int = 1) -> Batches:
         """Return an iterator over `steps` steps in which the script itself draws the samples.
 
-        `batch.data` is the number of samples to draw. Draw from torch's, numpy's or Python's generators inside the step
-        that trains the samples. The generators are seeded for each step, so after a failure the same world size draws
-        the same samples. `holdfast audit` counts the samples, but cannot check which samples they were."""
+        `batch.data` is the number of samples that this rank draws in the step. Draw them inside this step, with the
+        generators of torch, numpy or Python. The run seeds these generators for each step. So if a step is repeated
+        after a failure, the script draws the same samples, unless the world size has changed. `holdfast audit` counts
+        the samples, but cannot check which samples they were."""
         samples = OwnSamples(global_batch * LONG)
         return self.batches(
             samples, global_batch=global_batch, steps=steps, micro_batches=micro_batches, collate_fn=len
@@ -192,12 +201,14 @@ class Run:
     def stream(self, loader: Loader, *, steps: int, micro_batches: int = 1) -> Batches:
         """Return an iterator over `steps` steps of batches from a loader with `state_dict` and `load_state_dict`.
 
-        Give each rank a loader over its part of the data, and leave the loader out of `protect`. Its position is saved
-        for every rank, so the world size must stay the same. The ranks of a tensor-parallel group need loaders over the
-        same part, with the number `mesh["shard"].get_local_rank()`. When the loader ends, it is iterated over again,
-        after a call of `set_epoch` on the loader, its sampler and its dataset, if they have that method. A step takes
-        `micro_batches` batches per rank, and all batches have the same weight. `holdfast audit` counts the batches, but
-        cannot check which samples they hold."""
+        Give each rank a loader of its own part of the data. Do not pass the loader to `protect`: each snapshot contains
+        the position of every rank's loader. So the world size must stay the same after a restart. With tensor
+        parallelism, all ranks of a group need loaders of the same part, which has the number
+        `mesh["shard"].get_local_rank()`.
+
+        When a loader ends, the run iterates over it again. Before, the run calls `set_epoch` on the loader, its sampler
+        and its dataset, if they have this method. Each rank takes `micro_batches` batches in a step, and all batches
+        have the same weight. `holdfast audit` counts the batches, but cannot check which samples they contain."""
         session = self._session
         if session.live:
             raise BadInput(
@@ -223,24 +234,28 @@ class Run:
         return Batches(session.add_phase(phase), counted, micro_batches)
 
     def log(self, *, loss: float) -> None:
-        """Record the loss of the current step in the run's history."""
+        """Record the loss of the current step in the history of the run, which `holdfast report` and `watch` show."""
         self._session.loss.log(loss)
 
     def shard(self, dataset: MapDataset) -> DatasetShard:
-        """Return this rank's part of a dataset for evaluation; the parts of all ranks make up the whole dataset.
+        """Return this rank's part of a dataset for an evaluation. Each sample is in exactly one part.
 
-        The sizes of parts may differ by one: combine results with `run.sum`, or with `run.mean` and the sizes as
-        weights. With a sharded model, an evaluation in which another rank has one batch less is refused."""
+        The sizes of two parts may differ by one. So combine the results of the ranks with `run.sum`, or with `run.mean`
+        and the sizes as weights. With a sharded model, all ranks must have the same number of batches, because the
+        forward pass communicates: holdfast refuses an evaluation in which one rank has a batch less than another."""
         return DatasetShard(dataset, self._reducer.place, lambda: self._session.has_shards)
 
     def sum(self, value: Any) -> Any:
-        """Return the sum over all ranks of a number, a tensor or a nested structure of these. All ranks must call this."""
+        """Return the sum of `value` over all ranks: a number, a tensor, or a nested structure of these.
+
+        All ranks must call this method."""
         return self._reducer.sum(value)
 
     def mean(self, value: Any, weight: float = 1.0) -> Any:
         """Return the mean of `value` over all ranks, weighted by `weight`: the number of samples behind this rank's value.
 
-        All ranks must call this. If a rank has no samples, its weight is 0, and its value, such as nan, is ignored."""
+        All ranks must call this method. If a rank has no samples, it passes the weight 0, and its value is ignored, also
+        if it is NaN."""
         return self._reducer.mean(value, weight)
 
     def print(
@@ -251,16 +266,18 @@ class Run:
         file: Any = None,
         flush: bool = True,
     ) -> None:
-        """Print on rank 0 only. The parameters are those of Python's print, but `flush` is True by default."""
+        """Print the values on rank 0 only. The parameters are those of Python's `print`, but `flush` is True by default."""
         if self._session.known_rank == 0:
             print(*values, sep=sep, end=end, file=file, flush=flush)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the module that the script made, without the wrappers of `replicate` and torch.compile."""
+        """Return the module inside `model`, without the wrappers that `run.replicate` and `torch.compile` added."""
         return unwrapped(model)
 
     def close(self) -> None:
-        """End the loop if it has not ended, close the history, and leave the process group. Also runs at exit."""
+        """End the training loop if it has not ended, close the history, and leave the process group.
+
+        The process also does this when it exits, so a script does not have to call this method."""
         self._session.close()
 
     def _plan(

@@ -29,11 +29,11 @@ from holdfast.trainers.model_parallel import is_model_parallel, is_tensor_parall
 
 
 def attach(fabric: Any, **options: Any) -> Run:
-    """Return the run of this process, as `holdfast.attach` does; the run replicates the models that Fabric sets up.
+    """Return the run that this process belongs to, as `holdfast.attach` does, for a script with Lightning Fabric.
 
-    Call this function before `fabric.setup`. `options` are those of `holdfast.attach`. With ModelParallelStrategy the
-    script shards its models, and the run does not replicate them. Raise BadInput if the strategy is neither that, nor
-    DDP, nor a single device."""
+    Call this function before `fabric.setup`. The `options` are the parameters of `holdfast.attach`. The run replicates
+    the models that Fabric sets up. With ModelParallelStrategy, the script shards its models instead. Raise BadInput if
+    the strategy is neither DDP, nor ModelParallelStrategy, nor a single device."""
     strategy = fabric.strategy
     _check_strategy(strategy)
     ranks.leave()  # Fabric may have formed a process group; the run forms its own, which detects a lost peer

@@ -30,7 +30,9 @@ AnyTrainer = TypeVar("AnyTrainer", bound=Any)
 
 
 def protect(trainer: AnyTrainer) -> AnyTrainer:
-    """Let the run of this process supply the batches of `trainer` and save its training state; return `trainer`."""
+    """Make `trainer` train in the run of this process, and return `trainer`. Call this before `trainer.fit(...)`.
+
+    The run then chooses the samples of each step, saves the training state, and restores it after a failure."""
     for name, reason in _unsupported_options(trainer):
         raise unsupported(name, reason)
     seed = os.environ.get("PL_GLOBAL_SEED")

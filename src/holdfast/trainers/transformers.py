@@ -43,7 +43,9 @@ _CLOCKS = ("_runtime", "_per_second")
 
 
 def protect(trainer: AnyTrainer) -> AnyTrainer:
-    """Let the run of this process supply the batches of `trainer` and save its training state; return `trainer`."""
+    """Make `trainer` train in the run of this process, and return `trainer`. Call this before `trainer.train()`.
+
+    The run then chooses the samples of each step, saves the training state, and restores it after a failure."""
     if not hasattr(trainer, "_init_training_state"):
         raise BadInput("protect() supports the Trainer of transformers 5.22 and later: update the package.")
     for name, reason in _unsupported_options(trainer):

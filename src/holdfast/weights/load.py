@@ -46,15 +46,16 @@ class SavedStates:
 def load(
     run: str | os.PathLike[str], step: int | None = None, name: str | None = None, tensor: str | None = None
 ) -> Any:
-    """Return the state_dicts that a run saved, by the names passed to `run.protect()`; with `name`, only that state.
+    """Return the state_dicts in a snapshot of a run, as a dict with the names that the script passed to `run.protect`.
 
-    `run` is the folder of a run or a checkpoint store. Without `step`, the newest intact snapshot is loaded. Everything
-    that is read is verified, nothing is unpickled, and the tensors are on the CPU:
+    `run` is the folder of a run, or a checkpoint store. `step` is the step of the snapshot; the default is the newest
+    intact one. All bytes that are read are verified, nothing is unpickled, and the tensors are on the CPU. With `name`,
+    the function returns only the state_dict of this name:
 
         model.load_state_dict(hf.load("runs/a", name="model"))
 
-    With `tensor`, only that tensor is read and returned. It belongs to the state `name`, or without `name` to the only
-    model. The names of nested tensors are joined by slashes:
+    With `tensor`, the function reads and returns only this tensor of the state `name`. Without `name`, it is a tensor
+    of the model, if the run has a single model. The key of a nested tensor is joined by slashes:
 
         hf.load("runs/a", tensor="layers.0.weight")
         hf.load("runs/a", name="optimizer", tensor="state/0/exp_avg")"""
