@@ -57,10 +57,11 @@ class Family:
 def whole(
     state: State, arrays: Sequence[str] | None = None, *, companions: Mapping[str, Sequence[str]] | None = None
 ) -> "Blocks":
-    """Divide `state` into one block per array.
+    """Divide a state into blocks: each array is one block.
 
-    If `arrays` is given, only these arrays become blocks. `companions` maps an array to further arrays that belong to
-    its block, such as Adam's moments."""
+    `state` is a dict of arrays or tensors. If `arrays` is given, only the arrays of these names become blocks.
+    `companions` maps the name of an array to the names of further arrays that belong to its block, such as the moments
+    of Adam."""
     companions = companions or {}
     attached = {name for names in companions.values() for name in names}
     chosen = [name for name in state if name not in attached] if arrays is None else list(arrays)
@@ -72,7 +73,10 @@ def whole(
 
 
 def along(state: State, array: str, *, dim: int = 0, size: int = 1, companions: Sequence[str] = ()) -> "Blocks":
-    """Divide `array` and its `companions` in `state` into blocks of `size` consecutive positions along `dim`."""
+    """Divide one array of a state into blocks of `size` consecutive positions along the dimension `dim`.
+
+    `array` is the name of the array in the dict `state`. The arrays `companions`, such as the moments of Adam, are
+    divided in the same way, and their parts belong to the same blocks."""
     shape = _get(state, array).shape
     if not -len(shape) <= dim < len(shape):
         raise BadInput(f"array {array!r} has {len(shape)} dimensions, so it cannot be cut along dimension {dim}.")
@@ -85,9 +89,10 @@ def along(state: State, array: str, *, dim: int = 0, size: int = 1, companions: 
 def ragged(
     state: State, array: str, bounds: Sequence[int] | Ids, *, dim: int = 0, companions: Sequence[str] = ()
 ) -> "Blocks":
-    """Divide `array` into blocks of unequal length: block i is the slice `bounds[i]:bounds[i+1]` along `dim`.
+    """Divide one array of a state into blocks of unequal length along the dimension `dim`.
 
-    The arrays `companions` are divided in the same way, and their slices belong to the same blocks."""
+    Block i is the slice `bounds[i]:bounds[i+1]` of `array`. The arrays `companions`, such as the moments of Adam, are
+    divided in the same way, and their slices belong to the same blocks."""
     value = _get(state, array)
     dim = dim % len(value.shape)
     cuts = np.asarray(bounds, dtype=np.int64)
@@ -99,12 +104,12 @@ def ragged(
 
 
 def by_row(state: State) -> "Blocks":
-    """Divide every array into one block per row; a zero-dimensional array becomes one block."""
+    """Divide a state into blocks: each row of each array is one block. An array without dimensions is one block."""
     return reduce(add, (along(state, name) if state[name].ndim else whole(state, [name]) for name in state))
 
 
 class Blocks:
-    """A division of a state into numbered blocks; in `a + b`, the blocks of `b` are numbered after those of `a`."""
+    """A division of a state into numbered blocks. `a + b` is the division with the blocks of `a`, then those of `b`."""
 
     def __init__(self, families: tuple[Family, ...]) -> None:
         self.families = families
@@ -137,17 +142,17 @@ class Blocks:
         return family.array if family.dim is None else f"{family.array}[{block - int(self._starts[which])}]"
 
     def pack(self, state: State, ids: Ids) -> dict[str, Array]:
-        """Return a copy of the blocks `ids`: only the rows of these blocks, by array name, in the order of `ids`."""
+        """Return a copy of the blocks with the numbers `ids`: for each array the values of these blocks, in this order."""
         return {name: _take(state[name], family, rows) for family, rows in self._split(ids) for name in family.members}
 
     def unpack(self, packed: State, ids: Ids, target: State) -> None:
-        """Write blocks returned by `pack` for the same `ids` into the arrays of `target`, in place."""
+        """Write the blocks that `pack` returned for the same `ids` into the arrays of `target`, in place."""
         for family, rows in self._split(ids):
             for name in family.members:
                 _put(target[name], family, rows, packed[name])
 
     def copy(self, source: State, target: State, ids: Ids) -> None:
-        """Copy the blocks `ids` from `source` into `target` in place; all other blocks of `target` stay unchanged."""
+        """Copy the blocks with the numbers `ids` from `source` to `target`, in place. The other blocks stay unchanged."""
         self.unpack(self.pack(source, ids), ids, target)
 
     def _split(self, ids: Ids) -> list[tuple[Family, Ids]]:
@@ -167,11 +172,11 @@ class Blocks:
 
 
 Norm: TypeAlias = Callable[[Blocks, State, State], Floats]
-"""A function that returns the distance of each block between two states; every workload defines one."""
+"""A function that returns for each block how far apart its values in two states are. Every workload defines one."""
 
 
 def euclidean(blocks: Blocks, a: State, b: State) -> Floats:
-    """Return the Euclidean distance between `a` and `b` for each block, without companions such as Adam's moments."""
+    """Return for each block the Euclidean distance between its values in `a` and in `b`, without companion arrays."""
     distances: list[Floats] = []
     for family in blocks.families:
         square = (_numpy(a[family.array]).astype(np.float64) - _numpy(b[family.array]).astype(np.float64)) ** 2
@@ -188,7 +193,7 @@ def euclidean(blocks: Blocks, a: State, b: State) -> Floats:
 
 
 def partition(count: int, nodes: int, rng: np.random.Generator) -> Ids:
-    """Assign each of `count` blocks to a random node; the nodes' block counts differ by at most one."""
+    """Assign `count` blocks to nodes at random. The numbers of blocks of two nodes differ by at most one."""
     if nodes < 1:
         raise BadInput(f"nodes must be at least 1 (got {nodes}).")
     return rng.permutation(np.arange(count) % nodes)

@@ -13,7 +13,7 @@ from holdfast.errors import BadInput
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartitionMap:
-    """An immutable assignment of each block of the model to a server node; the map with the highest version applies."""
+    """An immutable map that says which node of the parameter server holds which block. The highest version applies."""
 
     version: int
     owners: npt.NDArray[np.int32]
@@ -31,13 +31,13 @@ class PartitionMap:
         return np.flatnonzero(self.owners == node)
 
     def split(self, ids: Ids) -> dict[int, Ids]:
-        """Group the blocks `ids` by the node that holds them, keeping their order within each group."""
+        """Return the blocks `ids` grouped by the node that holds them. Each group keeps the order of `ids`."""
         owners = self.owners[ids]
         parts = {node: ids[owners == node] for node in self.nodes}
         return {node: part for node, part in parts.items() if len(part)}
 
     def without(self, lost: Collection[int], rng: np.random.Generator) -> "PartitionMap":
-        """Return a map of the next version that spreads the blocks of the `lost` nodes evenly over the other nodes."""
+        """Return the next version of the map, in which the other nodes hold the blocks of the `lost` nodes, evenly spread."""
         left = tuple(node for node in self.nodes if node not in lost)
         if not left:
             nodes = ", ".join(map(str, self.nodes))
@@ -48,7 +48,7 @@ class PartitionMap:
         return PartitionMap(self.version + 1, _frozen(owners), left)
 
     def with_node(self, node: int, rng: np.random.Generator) -> "PartitionMap":
-        """Return a map of the next version, in which the new `node` took an equal share of the others' blocks."""
+        """Return the next version of the map, in which the new `node` holds an equal share of the blocks."""
         if node in self.nodes:
             raise BadInput(f"node {node} has already joined: give the new node another number.")
         _require_enough(len(self.owners), len(self.nodes) + 1)

@@ -48,9 +48,12 @@ def _chunk_sum(values: Floats) -> Fraction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockInfo:
-    """The facts that a policy reads to rank blocks, with one value for each block.
+    """The facts from which a policy ranks blocks. Each field is an array with one value for each block.
 
-    `distances` are measured from the last saved values, and `saved_at` has the steps of the last saves."""
+    - `distances`: the distance between the block's present values and its last saved values.
+    - `norms`: the norm of the block's present values.
+    - `saved_at`: the step of the block's last save; 0 if only its initial values are saved.
+    - `sizes`: the number of array elements of the block."""
 
     distances: Floats
     norms: Floats
@@ -136,7 +139,9 @@ SAVES = {
 
 
 class BlockChoice(NamedTuple):
-    """The blocks to save now, in ascending order, and the unspent budget in array elements (negative if overspent)."""
+    """The result of `Policy.choose`: the numbers of the blocks to save (`ids`), and the budget that is left (`credit`).
+
+    The budget is counted in array elements. It is negative if the save is larger than the budget."""
 
     ids: Ids
     credit: Fraction
@@ -146,8 +151,9 @@ class BlockChoice(NamedTuple):
 class Policy:
     """A rule for saving blocks: save the given `fraction` of the state every `fraction * interval` steps.
 
-    `ranking` is a key of `RANKINGS`, or the path of a Python file whose function orders the blocks by urgency. `saves`
-    names the schedule of the first saves, a key of `SAVES`."""
+    `ranking` decides which blocks are saved first: `priority`, `relative`, `threshold`, `round`, `random` or `full`, or
+    the path of a Python file with a function `urgency`. `saves` is the schedule of the saves in the first `interval`
+    steps: `regular`, `early` or `early-full`."""
 
     ranking: str
     interval: int
@@ -171,7 +177,7 @@ class Policy:
 
     @property
     def name(self) -> str:
-        """The name of the ranking in tables and logs: for the user's own policy, the name of its file."""
+        """The name of the policy in tables and logs. For a policy of your own, it is the name of its file."""
         return Path(self.ranking).name
 
     @property
@@ -179,7 +185,7 @@ class Policy:
         return self.fraction * self.interval
 
     def due(self, step: int) -> bool:
-        """Return True if a save is due after `step`; False for step 0, because the initial state is always saved."""
+        """Return True if a save is due after `step`. Return False for step 0: the initial state is always saved."""
         if self.saves == "early" and step <= self.interval:
             return step in self.early
         regular = step > 0 and step // self.period > (step - 1) // self.period
@@ -187,14 +193,14 @@ class Policy:
 
     @property
     def early(self) -> tuple[int, ...]:
-        """The steps of the early saves: 1, 2, 4, ... below `interval`; for `saves="early"` also `interval`."""
+        """The steps of the early saves: 1, 2, 4, ... below `interval`. With `saves="early"`, also `interval` itself."""
         if self.saves == "regular":
             return ()
         doubling = tuple(1 << power for power in range((self.interval - 1).bit_length()))
         return (*doubling, self.interval) if self.saves == "early" else doubling
 
     def at(self, step: int) -> "Policy":
-        """Return the policy for the save after `step`: this policy, or the one for early saves if `step` is early."""
+        """Return the policy for the save after `step`: another policy if `step` is one of the steps `early`, or this one."""
         if step not in self.early:
             return self
         if self.saves == "early":
@@ -202,11 +208,13 @@ class Policy:
         return replace(self, ranking="full", fraction=Fraction(1), saves="regular")
 
     def written(self, steps: int) -> Fraction:
-        """Return how much is saved in `steps` steps, in multiples of the state's size, without the initial save."""
+        """Return how much the policy saves in `steps` steps, as a multiple of the size of the state.
+
+        The save of the initial state does not count."""
         return sum((self.at(step).fraction for step in range(1, steps + 1) if self.due(step)), Fraction(0))
 
     def choose(self, step: int, info: BlockInfo, credit: Fraction = Fraction(0)) -> BlockChoice:
-        """Choose the blocks to save after `step`; `credit` is the budget that earlier saves left, in array elements."""
+        """Choose the blocks to save after `step`. `credit` is the budget that earlier saves left, in array elements."""
         if (now := self.at(step)) is not self:
             return now.choose(step, info, credit)
         order, sizes = self._ranked(step, info), info.sizes

@@ -9,21 +9,21 @@ from holdfast.blocks.division import Blocks, Ids, State
 from holdfast.errors import BadInput
 
 Recovery: TypeAlias = Callable[[int, Ids], Ids]
-"""A function that returns the blocks to restore, given the number of blocks and the lost blocks."""
+"""A function that returns the numbers of the blocks to restore. Its arguments: how many blocks exist, and which are lost."""
 
 
 def full(count: int, lost: Ids) -> Ids:
-    """Return the ids of all `count` blocks: the whole state is reset to the checkpoint, whatever was `lost`."""
+    """Return the numbers of all `count` blocks: after a failure, the whole state returns to its saved values."""
     return np.arange(count)
 
 
 def partial(count: int, lost: Ids) -> Ids:
-    """Return the blocks to restore: only the blocks in `lost`. The other blocks keep their newer values."""
+    """Return `lost`: after a failure, only the lost blocks return to saved values. The other blocks keep theirs."""
     return np.asarray(lost, dtype=np.int64)
 
 
 def fresh(count: int, lost: Ids) -> Ids:
-    """Return the blocks to restore: the blocks in `lost`. The caller gives new values to blocks never saved."""
+    """Return `lost`, as `partial` does. The caller then computes new values for lost blocks that were never saved."""
     return partial(count, lost)
 
 
@@ -31,7 +31,7 @@ RECOVERIES: dict[str, Recovery] = {"full": full, "partial": partial, "fresh": fr
 
 
 def recovery(name: str) -> Recovery:
-    """Return the recovery of this name: `full`, `partial` or `fresh`. Raise BadInput for another name."""
+    """Return the recovery function with this name: `full`, `partial` or `fresh`. Raise BadInput for another name."""
     if name not in RECOVERIES:
         raise BadInput(f"There is no recovery {name!r}: choose one of {', '.join(RECOVERIES)}.")
     return RECOVERIES[name]
@@ -47,9 +47,10 @@ def unsaved(how: Recovery, saved_at: Ids, lost: Ids) -> Ids:
 
 
 def recover(how: Recovery, blocks: Blocks, live: State, saved: State, lost: Ids) -> Ids:
-    """Copy blocks from the checkpoint `saved` to the state `live`, and return their ids.
+    """Copy blocks from the checkpoint `saved` to the state `live`, and return the numbers of these blocks.
 
-    `how` chooses the blocks to copy, given the number of blocks and the `lost` blocks."""
+    `how` is the recovery, such as `partial`, which chooses the blocks to copy. `lost` has the numbers of the lost
+    blocks."""
     restored = how(len(blocks), lost)
     blocks.copy(saved, live, restored)
     return restored

@@ -15,9 +15,9 @@ _TAKEN = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
 
 
 class ObjectStore:
-    """A checkpoint store in object storage such as S3, which keeps its values below one URL.
+    """A checkpoint store in an object store such as S3. All its values are below one URL.
 
-    Create the object after forking, because its client runs a thread."""
+    If your program forks processes, create this object after the fork, because its client runs a thread."""
 
     def __init__(self, url: str, **options: object) -> None:
         # Neither a shared instance nor a listing cache: a cached listing would hide the commits of other processes.
@@ -105,7 +105,7 @@ class ObjectStore:
                 return
 
     def move(self, folder: str, to: str) -> None:
-        """Move all objects from `folder` to the folder `to`: copy them on the server, then remove the originals."""
+        """Move all objects from the folder `folder` to the folder `to`: copy them on the server, then remove the originals."""
         names = self.names(f"{checked(folder)}/")
         if self.names(f"{checked(to)}/"):
             raise CommitConflict(conflict(self, to))
@@ -116,7 +116,7 @@ class ObjectStore:
             self.remove(name)
 
     def sweep(self, prefix: str) -> None:
-        """Do nothing: a lifecycle rule of the bucket removes the parts of unfinished uploads."""
+        """Do nothing. Set a lifecycle rule of the bucket that removes the parts of unfinished uploads."""
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{checked(name)}"

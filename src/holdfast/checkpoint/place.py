@@ -16,7 +16,9 @@ _PROBE = "probe-"
 
 
 def open_store(place: str | os.PathLike[str], **options: object) -> Store:
-    """Return the existing store at a path or URL such as s3://bucket/run; `options` are passed to fsspec."""
+    """Return the existing checkpoint store at a path, or at a URL such as s3://bucket/run.
+
+    The `options` are passed to fsspec, which opens URLs."""
     text = os.fspath(place)
     if (path := _directory(text)) is None:
         objects = _objects(text, options)

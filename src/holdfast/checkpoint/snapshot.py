@@ -47,7 +47,13 @@ class PassedOver:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """A loaded snapshot. Its tensors are views of large buffers, so one tensor keeps a whole buffer in memory."""
+    """A snapshot that was read and verified.
+
+    - `step`: the step of the snapshot.
+    - `tensors`: the tensors by name. They are views of large buffers, so one tensor keeps a whole buffer in memory.
+    - `extra`: everything else that was saved, as JSON values.
+    - `manifest`: the commit record, with the digests of the files.
+    - `passed_over`: the newer snapshots that could not be used, with the reasons."""
 
     manifest: Manifest
     tensors: dict[str, Array]
@@ -114,9 +120,11 @@ def undivided(tensors: State) -> dict[str, ShardedTensor]:
 
 
 def save(store: Store, step: int, tensors: State, extra: Mapping[str, Any], **position: Any) -> Manifest:
-    """Write and commit the snapshot of a step; raise CommitConflict if the step already has a good snapshot.
+    """Write and commit the snapshot of a step. Raise CommitConflict if the store has a good snapshot of this step.
 
-    `position` are the keyword arguments of `draft`. Only one process at a time may save into a store."""
+    `tensors` is a dict of tensors, and `extra` a dict of JSON values. `position` are the optional arguments `epoch`,
+    `cursor` (the number of the next step in the epoch), `world` (the number of ranks), and `config` (a digest of the
+    settings). Only one process at a time may save into a store."""
     begun = draft(step, extra, undivided(tensors), **position)
     clear(store, step)
     return commit(store, begun, [write_shard(store, step, payload.encode(tensors, digests=True))])
@@ -182,7 +190,10 @@ def _already_saved(store: Store, step: int) -> CommitConflict:
 
 
 def load(store: Store, step: int, *, backoff: Sequence[float] = (), progress: Progress = unwatched) -> Snapshot:
-    """Read and verify the snapshot of a step; if the storage fails, retry after each of the pauses in `backoff`."""
+    """Read, verify and return the snapshot of a step.
+
+    If the storage fails, the function tries again after each of the pauses in `backoff`, in seconds. `progress` is
+    called with the number of bytes that were just read."""
 
     def whole() -> Snapshot:
         reader = SnapshotReader(store, step, progress)
@@ -203,7 +214,10 @@ def retried(step: int, backoff: Sequence[float], work: Callable[[], T]) -> T:
 
 
 def newest(store: Store, *, backoff: Sequence[float] = BACKOFF, progress: Progress = unwatched) -> Snapshot:
-    """Return the newest good snapshot, with damaged newer ones in `passed_over`; raise NoSnapshot if none is good."""
+    """Return the newest intact snapshot. Raise NoSnapshot if the store has none.
+
+    The field `passed_over` of the result names newer snapshots that are damaged. `backoff` and `progress` are as in
+    `load`."""
     found, bad = search(store, lambda step: load(store, step, backoff=backoff, progress=progress))
     if found is None:
         why = "; ".join(passed_over.why for passed_over in bad.values())

@@ -43,44 +43,44 @@ class Reader:
 
 
 class Store(Protocol):
-    """A store that maps names, which are relative POSIX paths, to bytes. All writes are atomic.
+    """The interface of checkpoint stores, which map names to values. A name is a relative path, and a value is bytes.
 
-    All methods raise StorageFailed if the storage fails."""
+    All writes are atomic. All methods raise StorageFailed if the storage fails."""
 
     @property
     def term(self) -> int:
-        """The number of the group of nodes that saves here, as it was when this attempt began; see `terms.py`."""
+        """The term of the nodes that save here: a number that grows when some nodes continue a run without the others."""
 
     def owns(self, term: int) -> bool:
-        """Return True if no other nodes can still save in the folders of `term`."""
+        """Return True if no other nodes than those of this store can still save snapshots of the term `term`."""
 
     def require_present(self) -> None:
-        """Raise WorkerLost if other nodes continued without this node. All writes do so, too."""
+        """Raise WorkerLost if other nodes have continued the run without this node. All writes raise it, too."""
 
     def put(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
-        """Write the concatenated `parts` as the value `name`, and replace an older value of this name."""
+        """Write the concatenated `parts` as the value of `name`. An older value of this name is replaced."""
 
     def create(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
-        """Write the concatenated `parts` as the new value `name`; raise CommitConflict if the name is already taken."""
+        """Write the concatenated `parts` as the value of a new `name`. Raise CommitConflict if the name exists."""
 
     def open(self, name: str) -> AbstractContextManager[Reader]:
-        """Open a value for reading; raise FileNotFoundError if it is missing, Corrupt if it is not a regular file."""
+        """Open a value for reading. Raise FileNotFoundError if it does not exist, Corrupt if it is not a regular file."""
 
     def names(self, prefix: str = "") -> list[str]:
-        """Return the sorted names that begin with `prefix`; a folder that cannot be listed is returned as one name."""
+        """Return the sorted names that begin with `prefix`. If a folder cannot be listed, its own name is returned."""
 
     def remove(self, name: str) -> None:
-        """Remove a value; do nothing if it does not exist."""
+        """Remove the value of `name`. Do nothing if it does not exist."""
 
     def move(self, folder: str, to: str) -> None:
-        """Rename a folder to the new name `to`; do nothing if it does not exist."""
+        """Rename the folder `folder` to the new name `to`. Do nothing if it does not exist."""
 
     def sweep(self, prefix: str) -> None:
-        """Remove temporary files and empty folders of killed writers below `prefix`; no writer may be active there."""
+        """Remove the temporary files and empty folders that killed writers have left. No other process may write here."""
 
 
 class DirectoryStore:
-    """A store in a directory, one file for each value. Completed writes survive killed processes and power cuts."""
+    """A checkpoint store in a directory, with one file for each value. Completed writes survive kills and power cuts."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -119,7 +119,7 @@ class DirectoryStore:
             )
 
     def read_ahead(self, name: str, length: int) -> None:
-        """Ask the kernel to read the first `length` bytes of a value into the page cache."""
+        """Ask the operating system to read the first `length` bytes of the value `name` into memory ahead of time."""
         if hasattr(os, "posix_fadvise"):
             with self._opened(name) as file:
                 for start in range(0, min(length, os.fstat(file.fileno()).st_size), AHEAD):

@@ -19,14 +19,17 @@ Floating = TypeVar("Floating", bound=np.floating[Any])
 def iteration_cost_bound(
     c: npt.ArrayLike, distance: npt.ArrayLike, sizes: npt.ArrayLike, steps: npt.ArrayLike
 ) -> Floats:
-    """Return an upper bound on the additional iterations that perturbations of a converging iteration can cost.
+    """Return an upper limit of the additional iterations that perturbations (changes of the state) of a run cost.
 
-    `sizes` has the norm and `steps` the iteration of each perturbation, on the last axis; other axes are trials and
-    broadcast with `c` and `distance`. By Theorem 3.2 of Qiao et al. the bound is log(1 + Δ/D) / log(1/c), where D is
-    `distance` and Δ = Σ c^-l ‖δ[l]‖ over all perturbations δ[l].
+    - `c`: the factor by which each iteration reduces the distance to the optimum.
+    - `distance`: the distance D to the optimum at the start. `distance * c**k` must not be larger than the distance to
+      the optimum after k iterations without perturbations, for any k. `worst_rate` and `fitted_rate` return a suitable
+      `c` and `distance` for a run.
+    - `sizes`, `steps`: the norm of each perturbation, and the number of its iteration. The last axis is over the
+      perturbations of a run. Other axes are over runs, and broadcast with `c` and `distance`.
 
-    The bound holds only if `distance * c**k` never exceeds the distance to the optimum after k iterations without
-    perturbations. The initial distance is often too large; `holdfast.theory.rate` computes a suitable distance."""
+    The limit is log(1 + Δ/D) / log(1/c), where Δ is the sum of c^-l ‖δ[l]‖ over all perturbations δ[l] in iterations l
+    (Theorem 3.2 of Qiao et al., 2018)."""
     rate, far, lengths, at = (np.asarray(value, dtype=np.float64) for value in (c, distance, sizes, steps))
     if not np.all((rate > 0) & (rate < 1)):
         raise BadInput(f"The rate c must be between 0 and 1 (got {_span(rate)}).")
@@ -45,28 +48,28 @@ def iteration_cost_bound(
 
 
 def gaussian(shape: int | tuple[int, ...], size: float, rng: np.random.Generator) -> Floats:
-    """Return a perturbation of norm `size` in a uniformly random direction."""
+    """Return a random perturbation of norm `size`. All directions are equally likely."""
     return _scaled(rng.standard_normal(shape), size)
 
 
 def adversarial(x: npt.NDArray[Floating], optimum: npt.NDArray[Floating], size: float) -> Floats:
-    """Return the worst perturbation of norm `size`: a vector that moves `x` straight away from `optimum`."""
+    """Return the perturbation of norm `size` that costs most: a vector that moves `x` straight away from `optimum`."""
     return _scaled(np.asarray(x - optimum, dtype=np.float64), size)
 
 
 def full_size(distances: Floats, order: float = 2) -> float:
-    """Return the norm of the perturbation that full recovery causes by resetting every block to its saved value.
+    """Return the size of the perturbation by full recovery, which resets every block to its saved values.
 
-    `distances` has, for each block, the distance between its live and its saved value. `order` is the order of the norm
-    that combines them: 2 (Euclidean), 1 (sum) or infinity (largest)."""
+    `distances` has for each block the distance between its present and its saved values. `order` says how these
+    distances are combined: 2 (root of the sum of squares), 1 (sum) or infinity (maximum)."""
     return _norm(distances, order)
 
 
 def partial_size(distances: Floats, lost: npt.ArrayLike, order: float = 2) -> float:
-    """Return the norm of the perturbation that partial recovery causes by resetting only the `lost` blocks.
+    """Return the size of the perturbation by partial recovery, which resets only the `lost` blocks.
 
-    `distances` and `order` are the parameters of `full_size`, whose result is never smaller (Theorem 4.1 of Qiao et
-    al., 2018)."""
+    `distances` and `order` are as in `full_size`. The result is never larger than that of `full_size` (Theorem 4.1 of
+    Qiao et al., 2018)."""
     ids = np.asarray(lost, dtype=np.int64)
     if ids.size and (ids.min() < 0 or ids.max() >= len(distances)):
         there = f"the {len(distances)} blocks, numbered from 0"

@@ -17,17 +17,18 @@ from holdfast.errors import BadInput
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """The rate of linear convergence: after k steps, the distance to the optimum is `distance * c**k`."""
+    """A rate of convergence: after k iterations, the distance to the optimum is about `distance * c**k`."""
 
     c: float
     distance: float
 
 
 def fitted_rate(distances: npt.ArrayLike, window: slice | None = None) -> Rate:
-    """Fit a convergence rate to the `distances` from the optimum after each iteration.
+    """Return the average convergence rate of a run, as a `Rate` with the fields `c` and `distance`.
 
-    The fit is a least-squares line through the logarithms of the distances in `window`, by default the last half. The
-    window should end before the distances flatten at the precision of the known optimum."""
+    `distances[k]` is the distance to the optimum after iteration k. The result is a least-squares fit through the
+    logarithms of the distances in the slice `window`, by default the last half. End the window before the distances
+    stop falling because the optimum is known only to some precision."""
     logs = _logs(distances)
     steps = np.arange(len(logs))[window or slice(len(logs) // 2, None)]
     if len(steps) < 2:
@@ -39,10 +40,11 @@ def fitted_rate(distances: npt.ArrayLike, window: slice | None = None) -> Rate:
 
 
 def worst_rate(distances: npt.ArrayLike) -> Rate:
-    """Return the slowest convergence rate in a run: `c` is the largest ratio of successive `distances`.
+    """Return the slowest convergence rate in a run, as a `Rate` with the fields `c` and `distance`.
 
-    `distances[k]` is the distance to the optimum after iteration k. In the result, `distance` is the largest D such
-    that D·c^k never exceeds `distances[k]`."""
+    `distances[k]` is the distance to the optimum after iteration k. In the result, `c` is the largest ratio
+    `distances[k + 1] / distances[k]`. `distance` is the largest D such that D·c^k is never larger than
+    `distances[k]`."""
     logs = _logs(distances)
     if len(logs) < 2:
         raise BadInput("a single distance has no ratio: give the trajectory 2 iterations or more")

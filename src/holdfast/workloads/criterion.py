@@ -14,7 +14,9 @@ from holdfast.workloads.workload import Clock, Workload, stacked
 
 @dataclass(frozen=True, slots=True)
 class LossAt:
-    """A convergence criterion: the loss of a run without failures, with random seed 0, after `iteration` iterations."""
+    """A convergence criterion: a model has converged when its loss is as low as after `iteration` iterations.
+
+    This loss is measured in a run without failures, with the random seed 0."""
 
     iteration: int
 

@@ -17,20 +17,20 @@ ASKED = ("start", "step", "loss", "criterion")
 
 
 class OneState(Protocol):
-    """The interface of a model that trains a single run; `OneStateAdapter` makes it a `Workload`."""
+    """The interface of a model for the lab. Its methods train one state, a dict of NumPy arrays, step by step."""
 
     @property
     def criterion(self) -> float | LossAt:
-        """The loss below which the model has converged, or `LossAt(n)` for the loss after n iterations."""
+        """The loss below which the model counts as converged, or `LossAt(n)` for its own loss after n iterations."""
 
     def start(self, rng: np.random.Generator) -> Arrays:
-        """Return the initial arrays, drawing random numbers from `rng` only."""
+        """Return the initial state. Draw random numbers from `rng` only."""
 
     def step(self, state: Arrays, rng: np.random.Generator) -> Arrays:
-        """Return the arrays after one more iteration; `state` may be modified."""
+        """Return the state after one more iteration. The method may modify `state`, and draws from `rng` only."""
 
     def loss(self, state: Arrays) -> float:
-        """Return the loss of the arrays, one number."""
+        """Return the loss of `state`, a single number."""
 
 
 class OneStateAdapter(Wrapper):

@@ -39,10 +39,11 @@ def check(
     limit: int = LIMIT,
     progress: Progress = lambda done: None,
 ) -> Checked:
-    """Check that failures of a workload can be simulated, and return its problems and a summary.
+    """Check that failures of a workload can be simulated. Return a list of its problems, and a summary of one line.
 
-    `workload` is an object, or a file that defines one; `data` is the folder with its data. The workload must converge
-    within `limit` iterations, and `progress` is called after each iteration."""
+    `workload` is the model, as an object or as the path of a Python file that defines it, and `data` is the folder with
+    its data. The workload must converge within `limit` iterations. The function `progress` is called after each of
+    them."""
     model = load_model(workload, data)
     with threadpool_limits(1):  # as trials run
         try:

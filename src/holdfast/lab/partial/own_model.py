@@ -36,50 +36,50 @@ CAPTION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostRow:
-    """The cost of a failure under one strategy, in iterations, with 95 % confidence intervals."""
+    """The cost of a failure under one strategy. Costs are in iterations, and intervals are 95 % confidence intervals."""
 
     recovery: str
-    """The blocks that return to their saved values: `full` for all of them, `partial` for the lost ones only."""
+    """The blocks that return to their saved values after a failure: `full` (all blocks) or `partial` (the lost blocks)."""
     policy: str
-    """The policy that chooses which blocks are saved first; `full` saves all of them at once."""
+    """The policy, which chooses the blocks of each save. The policy `full` saves all blocks at once."""
     fraction: str
-    """The part of the state that one save holds."""
+    """The part of the state that one save contains, such as `1/4`."""
     lost: str
-    """The part of the state that a failure loses."""
+    """The part of the blocks that a failure takes, such as `1/2`."""
     trials: int
-    """The number of failures, each in a run of its own."""
+    """The number of trials: simulated runs with one failure each."""
     unconverged: int
-    """The trials that did not reach the criterion; they are in no mean."""
+    """The number of trials that did not converge. No mean includes these trials."""
     cost_mean: float
-    """The mean cost in iterations, which may be fractions."""
+    """The mean cost in iterations. The cost of a trial may be a fraction of an iteration."""
     cost_low: float
-    """The lower end of the interval of `cost_mean`."""
+    """The lower end of the confidence interval of `cost_mean`."""
     cost_high: float
-    """The upper end of the interval of `cost_mean`."""
+    """The upper end of the confidence interval of `cost_mean`."""
     whole_mean: float
-    """The mean cost if iterations are counted in whole numbers."""
+    """The mean cost if each trial counts only whole iterations."""
     reduction: float
-    """The fraction by which the cost is below that of full checkpoints with full recovery; NaN if unknown."""
+    """The part of the cost of full checkpoints with full recovery that this strategy avoids. NaN if unknown."""
     reduction_low: float
-    """The lower end of the interval of `reduction`."""
+    """The lower end of the confidence interval of `reduction`."""
     reduction_high: float
-    """The upper end of the interval of `reduction`."""
+    """The upper end of the confidence interval of `reduction`."""
     size_mean: float
-    """The mean distance between the recovered state and the lost state."""
+    """The mean size of the perturbation: the distance between the states after the recovery and before the failure."""
     bound_mean: float
-    """The mean upper limit of the cost by Theorem 3.2."""
+    """The mean upper limit of the cost, which `holdfast.theory.iteration_cost_bound` computes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result of `compare`: a row for each strategy, remarks, and the path of the report. `str()` gives a table."""
+    """The result of `compare`. Iterate over it to get the rows; `str(comparison)` returns them as a table of text."""
 
     rows: list[CostRow]
-    """The cost of each strategy, beginning with full checkpoints and full recovery. Iteration goes over them."""
+    """One row for each strategy. The first row is the strategy with full checkpoints and full recovery."""
     remarks: list[str]
-    """Sentences on the result, such as how many trials did not converge."""
+    """Sentences about the result, for example how many trials did not converge."""
     report: Path
-    """The page with the table and the figures."""
+    """The path of the report page with the table and the figures."""
 
     def __iter__(self) -> Iterator[CostRow]:
         return iter(self.rows)
@@ -109,13 +109,22 @@ def compare(
     policies: Sequence[str | Path] = (),
     out: str | Path | None = None,
 ) -> Comparison:
-    """Simulate failures of a model, and compare their costs under full and partial checkpoints and recoveries.
+    """Simulate failures of a model, and compare what they cost under several checkpoint and recovery strategies.
 
-    Every trial trains the model, loses the fraction `lost` of its blocks at a random iteration, recovers, and counts
-    the additional iterations until it converges. All strategies write the same number of values: the whole state
-    every `interval` iterations, or a part of it more often. `on="ray"` runs trials on a Ray cluster, at `address` if
-    given. `policies` are Python files with checkpoint policies of your own, which are compared with the built-in ones.
-    The report is written to `out`, by default the folder `results/comparison`.
+    A trial trains the model, loses some of its blocks at a random iteration, and restores blocks from a checkpoint. The
+    cost of the failure is the number of additional iterations until the model converges. All strategies save the same
+    number of values: the whole state every `interval` iterations, or a part of the state more often.
+
+    - `workload`: the model, as an object or as the path of a Python file that defines it.
+    - `trials`: the number of failures to simulate for each strategy.
+    - `lost`: the fraction of the blocks that a failure takes.
+    - `interval`: the number of iterations between two full checkpoints.
+    - `seed`: the seed of all random numbers.
+    - `jobs`: the number of processes that run trials on this machine.
+    - `on`, `address`: `on="ray"` runs the trials on a Ray cluster. `address` is the address of a running cluster.
+    - `data`: the folder with the data of the workload.
+    - `policies`: Python files with checkpoint policies of your own, which are compared with the built-in policies.
+    - `out`: the folder for the report, by default `results/comparison`.
     """
     require("lab", "`hf.lab.compare`")
     if jobs > 1:
