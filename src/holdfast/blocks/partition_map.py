@@ -13,7 +13,7 @@ from holdfast.errors import BadInput
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartitionMap:
-    """An immutable map that says which node of the parameter server holds which block. The highest version applies."""
+    """An immutable map that says which node of the parameter server holds which block. A change makes a map of the next version."""
 
     version: int
     owners: npt.NDArray[np.int32]

@@ -200,7 +200,7 @@ class Policy:
         return (*doubling, self.interval) if self.saves == "early" else doubling
 
     def at(self, step: int) -> "Policy":
-        """Return the policy for the save after `step`: another policy if `step` is one of the steps `early`, or this one."""
+        """Return the policy that chooses the blocks of the save after `step`. Early saves have policies of their own."""
         if step not in self.early:
             return self
         if self.saves == "early":

@@ -18,7 +18,7 @@ def full(count: int, lost: Ids) -> Ids:
 
 
 def partial(count: int, lost: Ids) -> Ids:
-    """Return `lost`: after a failure, only the lost blocks return to saved values. The other blocks keep theirs."""
+    """Return `lost`: after a failure, only the lost blocks return to saved values. The others keep their newer values."""
     return np.asarray(lost, dtype=np.int64)
 
 

@@ -52,7 +52,7 @@ class Store(Protocol):
         """The term of the nodes that save here: a number that grows when some nodes continue a run without the others."""
 
     def owns(self, term: int) -> bool:
-        """Return True if no other nodes than those of this store can still save snapshots of the term `term`."""
+        """Return True if no other group of nodes can still save snapshots with the number `term`."""
 
     def require_present(self) -> None:
         """Raise WorkerLost if other nodes have continued the run without this node. All writes raise it, too."""

@@ -75,7 +75,7 @@ class Chosen(NamedTuple):
 
 
 class Struck(NamedTuple):
-    """Event: an injected failure is about to kill the processes of `kind` (such as "node") numbered `targets`."""
+    """Event: an injected failure is about to kill the processes of `kind` (such as "node") with the numbers `targets`."""
 
     iteration: int
     kind: str  # `node`, `worker` or `controller`
@@ -84,7 +84,7 @@ class Struck(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Event: process `number` of `kind` (such as "node") was lost, in update `round` of `iteration`."""
+    """Event: process `number` of `kind` (such as "node") was lost, in round `round` of `iteration`."""
 
     iteration: int
     round: int
@@ -96,7 +96,7 @@ class Lost(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """Event: blocks (parts of the model) were restored to a node, with their values at the iterations `saved_at`."""
+    """Event: blocks (parts of the model) were restored to a node, each with its newest saved values."""
 
     iteration: int
     round: int

@@ -202,7 +202,7 @@ class RunConfig:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings, as JSON values, that a command must share with an earlier run to continue it."""
+        """The settings that must be the same in every command that continues the run, as JSON values."""
         return {name: getattr(self, name) for name in IDENTITY} | {"source": self.weights}
 
     @property

@@ -46,8 +46,8 @@ class Run:
     def rank(self) -> int:
         """The rank of this process, from 0. It stays the same as long as the process lives.
 
-        A worker that replaces a lost worker has the rank of the lost worker. A spare worker (`--spares`) waits in this
-        property until it replaces a worker."""
+        A worker that replaces a lost worker has the rank of the lost worker. A spare worker (`--spares`) has no rank: in
+        such a process, this property waits until the worker replaces a lost worker."""
         return self._session.rank
 
     @property
@@ -108,9 +108,9 @@ class Run:
         """Name the objects that every snapshot contains. If the run resumes from a snapshot, this call restores them.
 
         An object has `state_dict` and `load_state_dict`, or is a dict or list of plain values, tensors and arrays.
-        Dicts and lists are restored in place. Each rank gets its own values of them back; only a worker that replaces
-        a lost worker under `--recovery forward` or `skip` gets the values of another rank. The run always restores the
-        random generators and the position in the data, so do not pass them."""
+        Dicts and lists are restored in place, and each rank gets its own values of them back. There is one exception:
+        under `--recovery forward` or `skip`, a worker that replaces a lost worker gets the values of another rank. The
+        run always restores the random generators and the position in the data, so do not pass them."""
         self._session.protect(things)
 
     def batches(
@@ -203,11 +203,11 @@ class Run:
 
         Give each rank a loader of its own part of the data. Do not pass the loader to `protect`: each snapshot contains
         the position of every rank's loader. So the world size must stay the same after a restart. With tensor
-        parallelism, all ranks of a group need loaders of the same part, which has the number
-        `mesh["shard"].get_local_rank()`.
+        parallelism, all ranks of a group need loaders of the same part, so use `mesh["shard"].get_local_rank()` as the
+        number of the part.
 
-        When a loader ends, the run iterates over it again. Before, the run calls `set_epoch` on the loader, its sampler
-        and its dataset, if they have this method. Each rank takes `micro_batches` batches in a step, and all batches
+        When a loader ends, the run calls `set_epoch` on the loader, its sampler and its dataset, if they have this
+        method, and then iterates over the loader again. Each rank takes `micro_batches` batches in a step, and all batches
         have the same weight. `holdfast audit` counts the batches, but cannot check which samples they contain."""
         session = self._session
         if session.live:

@@ -30,7 +30,7 @@ AnyTrainer = TypeVar("AnyTrainer", bound=Any)
 
 
 def protect(trainer: AnyTrainer) -> AnyTrainer:
-    """Make `trainer` train in the run of this process, and return `trainer`. Call this before `trainer.fit(...)`.
+    """Connect `trainer` to the run that this process belongs to, and return `trainer`. Call this before `trainer.fit(...)`.
 
     The run then chooses the samples of each step, saves the training state, and restores it after a failure."""
     for name, reason in _unsupported_options(trainer):

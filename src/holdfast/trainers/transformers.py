@@ -43,7 +43,7 @@ _CLOCKS = ("_runtime", "_per_second")
 
 
 def protect(trainer: AnyTrainer) -> AnyTrainer:
-    """Make `trainer` train in the run of this process, and return `trainer`. Call this before `trainer.train()`.
+    """Connect `trainer` to the run that this process belongs to, and return `trainer`. Call this before `trainer.train()`.
 
     The run then chooses the samples of each step, saves the training state, and restores it after a failure."""
     if not hasattr(trainer, "_init_training_state"):

@@ -55,7 +55,7 @@ def load(
         model.load_state_dict(hf.load("runs/a", name="model"))
 
     With `tensor`, the function reads and returns only this tensor of the state `name`. Without `name`, it is a tensor
-    of the model, if the run has a single model. The key of a nested tensor is joined by slashes:
+    of the model, if the run has a single model. The keys of nested dicts are joined by slashes:
 
         hf.load("runs/a", tensor="layers.0.weight")
         hf.load("runs/a", name="optimizer", tensor="state/0/exp_avg")"""

@@ -42,8 +42,8 @@ def check(
     """Check that failures of a workload can be simulated. Return a list of its problems, and a summary of one line.
 
     `workload` is the model, as an object or as the path of a Python file that defines it, and `data` is the folder with
-    its data. The workload must converge within `limit` iterations. The function `progress` is called after each of
-    them."""
+    its data. The workload must converge within `limit` iterations. The function `progress` is called after each
+    iteration."""
     model = load_model(workload, data)
     with threadpool_limits(1):  # as trials run
         try:

@@ -59,7 +59,7 @@ class CostRow:
     whole_mean: float
     """The mean cost if each trial counts only whole iterations."""
     reduction: float
-    """The part of the cost of full checkpoints with full recovery that this strategy avoids. NaN if unknown."""
+    """The part of the cost of full checkpoints with full recovery that this strategy avoids, such as 0.7; NaN if unknown."""
     reduction_low: float
     """The lower end of the confidence interval of `reduction`."""
     reduction_high: float
