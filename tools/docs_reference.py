@@ -128,7 +128,8 @@ def _command(name: str, command: Any) -> str:
 
 
 def _placeholder(argument: Any) -> str:
-    name = argument.name.upper() + ("..." if argument.nargs != 1 or argument.name.endswith("s") else "")
+    name = (argument.metavar or argument.name.upper()).strip("[].")
+    name += "..." if argument.nargs != 1 or argument.name.endswith("s") else ""
     return name if argument.required else f"[{name}]"
 
 

@@ -46,7 +46,7 @@ def test_every_command_is_in_the_reference_with_all_of_its_options_and_arguments
         if not hasattr(command, "commands"):
             assert name in sections
             for param in getattr(command, "params"):  # noqa: B009
-                words = param.opts if param.opts[0].startswith("-") else [param.name.upper()]
+                words = param.opts if param.opts[0].startswith("-") else [(param.metavar or param.name.upper()).strip("[].")]
                 missing.extend(f"{name}: {word}" for word in words if not re.search(rf"`{word}\b", sections[name]))
                 assert param.help
 
@@ -62,7 +62,7 @@ def test_the_values_and_defaults_of_options_are_shown() -> None:
         "| `--node-rank N` | Number of this node, counted from 0. Default: `0`. |",
         "| `--module`, `-m` | SCRIPT is the name",
         "| `--out PATH` | Folder of the run. Default: runs/SCRIPT. |",
-        "| `--workers N` | Number of workers that train; the others sleep. Required. |",
+        "| `--workers N` | Number of workers that train; the others are suspended. Required. |",
         "| `--steps N` | Steps to train. Default: two epochs and a half, at most 100 steps. |",
     ):
         assert row in page

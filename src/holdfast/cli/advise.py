@@ -35,7 +35,7 @@ def advise(
     mtbf: Annotated[
         str,
         typer.Option(
-            help="Mean time between failures of the whole job, for example 4h, 30m or 2d.  [default: as observed in RUN, or as published]"
+            help="Mean time between failures of the whole job, for example 4h, 30m or 2d.  [default: as observed in RUN, or published figures of large clusters]"
         ),
     ] = "",
     mtbf_per_worker: Annotated[
@@ -45,17 +45,17 @@ def advise(
         str, typer.Option(help="Mean time between failures of one node, for example 10d; needs --nodes.")
     ] = "",
     nodes: Annotated[
-        int | None, typer.Option(help="Nodes of the job; a failure then takes all workers of one node.")
+        int | None, typer.Option(help="Number of nodes of the job. A failure then takes all workers of one node.")
     ] = None,
     workers_lost: Annotated[
         str,
         typer.Option(
-            help="Share of the workers, or of the blocks, lost in a failure, for example 1/8. Restart and skip cost the same for every share.  "
-            "[default: a node if --nodes is given, else one worker]"
+            help="Share of the workers, or of the blocks of a parameter server, that a failure takes, for example 1/8. Restart and skip cost the same for every share.  "
+            "[default: one node if --nodes is given, otherwise one worker]"
         ),
     ] = "",
     workers: Annotated[
-        int | None, typer.Option(help="Advise for a job of this many workers, simulated from the costs of RUN.")
+        int | None, typer.Option(help="Number of workers of a larger job, which is simulated from the costs of RUN.")
     ] = None,
     backend: Annotated[
         str,
@@ -66,7 +66,7 @@ def advise(
     restart: Annotated[
         str,
         typer.Option(
-            help="Time from a failure to the next step if all workers restart, for example 10m.  [default: as in RUN]"
+            help="Time from a failure to the next step with a restart of all workers, for example 10m.  [default: as in RUN]"
         ),
     ] = "",
     stall: Annotated[
@@ -76,17 +76,20 @@ def advise(
     storage: Annotated[
         str,
         typer.Option(
-            help="Bytes in a second that the shared storage reads or writes, for all workers together, for example 5GB."
+            help="Bytes that the shared storage reads or writes in a second, for all workers together, for example 5GB."
         ),
     ] = "",
     parameters: Annotated[
         str,
         typer.Option(
-            help="Parameters of the model, trained with AdamW in float32, for example 7B.  [default: from the size of a snapshot]"
+            help="Number of parameters of the model, for example 7B, if it is trained with AdamW in float32.  [default: from the size of a snapshot]"
         ),
     ] = "",
     bandwidth: Annotated[
-        str, typer.Option(help="Bytes in a second from a rank to the next, for example 25GB.  [default: 1.25GB]")
+        str,
+        typer.Option(
+            help="Bytes that a rank can send to the next rank in a second, for example 25GB.  [default: 1.25GB]"
+        ),
     ] = "",
     length: Annotated[str, typer.Option("--for", help="Length of the simulated job.")] = "54d",
     out: Annotated[Path | None, typer.Option(help="Folder for advice.json, advice.png and advice.pdf.")] = None,

@@ -23,12 +23,12 @@ def audit(
         typer.Option(
             "--node-folder",
             metavar="DIR",
-            help="The folder of the same run on another node; give it once for each. By default the histories of other "
-            "nodes are fetched from the store of the checkpoints.",
+            help="The folder of the same run on another node; repeatable. By default the histories of other nodes are "
+            "fetched from the checkpoint store.",
         ),
     ] = None,
 ) -> None:
-    """Check from its history that a run trained every sample exactly once. Example: holdfast audit runs/train"""
+    """Check, from the history of a run, that it trained every sample exactly once. Example: holdfast audit runs/train"""
     from holdfast.audit.verdicts import audit_run, worst
     from holdfast.runs.histories import open_history
 

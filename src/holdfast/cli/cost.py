@@ -20,12 +20,14 @@ SHOWN = 10  # saves; a run may have thousands
 
 
 def cost(
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; several are compared.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs; several runs are compared.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print every number as JSON.")] = False,
     figure: Annotated[Path | None, typer.Option(help="Write a figure to this file: .png, .pdf or .svg.")] = None,
     reference: Annotated[
         Path | None,
-        typer.Option(help="A parameter-server run without failures, to compare the convergence of RUN with."),
+        typer.Option(
+            help="For a RUN on the parameter server: a run without failures, whose convergence is compared with that of RUN."
+        ),
     ] = None,
 ) -> None:
     """Show how the wall-clock time of a run was spent. Example: holdfast cost runs/blocking runs/overlapped --figure cost.png"""

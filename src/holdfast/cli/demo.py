@@ -20,7 +20,7 @@ def demo(
         "runs/demo"
     ),
 ) -> None:
-    """Kill a worker twice during training, and show the recovery, the audit and the cost. Example: holdfast demo"""
+    """Train a small model, kill a worker twice, and show the recovery, the audit and the cost. Example: holdfast demo"""
     from holdfast.advice.question import Question
     from holdfast.audit.verdicts import worst
     from holdfast.cost import compare

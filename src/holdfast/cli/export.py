@@ -35,7 +35,7 @@ def export(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite TO if it exists.")] = False,
 ) -> None:
-    """Export the weights of a RUN under your model's own keys. Example: holdfast export runs/a model.safetensors"""
+    """Write the weights of a RUN to a file or folder, with the keys of the model's state_dict. Example: holdfast export runs/a model.safetensors"""
     from holdfast.weights.export import export, writer_for
     from holdfast.weights.load import SavedStates, from_snapshot
     from holdfast.weights.locate import missing_commit_of, store_of

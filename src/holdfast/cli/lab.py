@@ -40,7 +40,7 @@ def lab_run(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Folder with data sets; for sharded-tradeoff a text file.  [default: $HOLDFAST_DATA, or download]"
+            help="Folder with data sets; for sharded-tradeoff a text file.  [default: $HOLDFAST_DATA, or downloaded]"
         ),
     ] = None,
     trials: Annotated[
@@ -48,23 +48,27 @@ def lab_run(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 0,
     jobs: Annotated[int | None, typer.Option(help="Number of processes.  [default: one for each core]")] = None,
-    panel: Annotated[list[str] | None, typer.Option(help="Run only this panel; repeatable.  [default: all]")] = None,
+    panel: Annotated[
+        list[str] | None, typer.Option(help="Run only this panel (a model with its data); repeatable.  [default: all]")
+    ] = None,
     interval: Annotated[int, typer.Option(help="Iterations between two full checkpoints.")] = 8,
     workload: Annotated[
-        str | None, typer.Option(help="Your own model instead of panels: a Python file, see docs/workloads.md.")
+        str | None,
+        typer.Option(help="A Python file with your own model, which replaces the panels; see docs/workloads.md."),
     ] = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option(help="A checkpoint policy of your own for priority-checkpoint: a Python file; repeatable."),
+        typer.Option(help="A Python file with a checkpoint policy of your own, for priority-checkpoint; repeatable."),
     ] = None,
     on: Annotated[str | None, typer.Option(help="Where to run trials: ray.  [default: this machine]")] = None,
     address: Annotated[str | None, typer.Option(help="HOST:PORT of a Ray cluster.  [default: start one here]")] = None,
     config: Annotated[
-        Path | None, typer.Option(help="TOML file with the runs of recovery-matrix, as in experiments/.")
+        Path | None,
+        typer.Option(help="TOML file that defines the runs of recovery-matrix, like the files in experiments/."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Run a small version on embedded data, in minutes.")] = False,
 ) -> None:
-    """Run an experiment, print its claims, write its report. Example: holdfast lab run qp-bound --quick"""
+    """Run an experiment, print its claims, and write its report. Example: holdfast lab run qp-bound --quick"""
     require("lab", "`holdfast lab`")
     from holdfast.blocks.own_policy import own_ranking
     from holdfast.lab import result_page
@@ -119,7 +123,7 @@ def lab_check(
     workload: Annotated[str, typer.Argument(help="A Python file with a function workload(data).")],
     data: Annotated[Path | None, typer.Option(help="Folder that is passed to the function.")] = None,
 ) -> None:
-    """Find problems of your own model before trials run. Example: holdfast lab check my_model.py"""
+    """Check that failures of your own model can be simulated. Example: holdfast lab check my_model.py"""
     require("lab", "`holdfast lab`")
     from holdfast.lab.partial.model_check import LIMIT, check
     from holdfast.workloads.registry import own_errors

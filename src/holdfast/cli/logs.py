@@ -26,7 +26,9 @@ def logs(
     ] = None,
     attempt: Annotated[int | None, typer.Option(help="Number of the attempt.", show_default="all attempts")] = None,
     err: Annotated[bool, typer.Option("--err", help="Show only stderr, which has warnings and tracebacks.")] = False,
-    tail: Annotated[int | None, typer.Option(help="Show only the last lines of each log.", show_default="all")] = None,
+    tail: Annotated[
+        int | None, typer.Option(help="Show only this many lines at the end of each log.", show_default="all")
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show new lines until the run ends.")] = False,
 ) -> None:
     """Show what the workers of a RUN printed. Example: holdfast logs runs/a --rank 1 --tail 20 --follow"""

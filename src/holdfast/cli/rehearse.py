@@ -15,7 +15,7 @@ from holdfast.printable import printable
 
 def rehearse(
     script: Script,
-    args: Annotated[list[str] | None, typer.Argument(help="What the script is given, after --.")] = None,
+    args: Annotated[list[str] | None, typer.Argument(help="Arguments of SCRIPT, after --.")] = None,
     module: Module = False,
     steps: Annotated[
         int | None, typer.Option(help="Steps to train.  [default: two epochs and a half, at most 100 steps]")
@@ -24,21 +24,21 @@ def rehearse(
         str,
         typer.Option(
             metavar="SPEC",
-            help="Kills at random steps, in addition to those at ends of epochs and saves, such as random=3,seed=7; "
-            "without a seed, one is drawn and printed.",
+            help="Kills at random steps, such as random=3,seed=7, in addition to kills at saves and at ends of epochs. "
+            "Without a seed, the command draws a seed and prints it.",
         ),
     ] = "random=3",
     workers: Annotated[int, typer.Option(help="Worker processes.")] = 1,
     recovery: Annotated[
-        str, typer.Option(help="restart, or replay (with 2 workers or more): how the run recovers from the kills.")
+        str, typer.Option(help="How the run recovers from the kills: restart, or replay with 2 workers or more.")
     ] = "restart",
-    seed: Annotated[int, typer.Option(help="As for `holdfast run`.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sample order and of all random numbers.")] = 0,
     preload: Annotated[str, typer.Option(help="Modules to import once, before workers start.")] = "",
     out: Annotated[
         Path | None, typer.Option(help="Keep the runs in this folder, which must be new.  [default: a temporary one]")
     ] = None,
 ) -> None:
-    """Prove that SCRIPT resumes exactly: train it twice without and once with kills, and compare every bit of its state.
+    """Test that SCRIPT resumes exactly: run it twice without kills and once with kills, and compare every bit of its state.
     Example: holdfast rehearse train.py -- --epochs 3"""
     from holdfast.faults.spec import parse_rehearsal
     from holdfast.supervise.stop_signals import stop_signals

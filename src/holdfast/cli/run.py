@@ -48,71 +48,81 @@ def run(
     recovery: Annotated[
         str,
         _recovery(
-            help="After a failure, restart all workers from the newest snapshot, or recover live in the surviving "
-            "processes: replay (repeat the step exactly, with a replacement), forward (finish the step with what is "
-            "left), skip (drop the step), partial (sharded models: a lost shard returns to older values)."
+            help="After a failure, restart all workers from the newest snapshot (restart), or continue with the surviving "
+            "workers: replay (a replacement repeats its part of the step exactly), forward (finish the step without the "
+            "lost samples), skip (drop the step), partial (sharded models: a lost shard returns to older values)."
         ),
     ] = "restart",
     spares: Annotated[
         int,
         _recovery(
-            help="Extra workers that wait to replace a lost one (replay, partial, forward, skip). With restart, 1 keeps a second "
-            "set of all workers, which have built their models and take over after a failure."
+            help="Extra workers that wait to replace lost workers, with --recovery replay, partial, forward or skip. With "
+            "restart, 1 keeps a second set of all workers, which have built their models and take over after a failure."
         ),
     ] = 0,
     workers_after: Annotated[
         str,
         _recovery(
-            help="The number of workers after each restart, such as 4,2,3; the last one stays. The samples stay the same.",
+            help="The number of workers after each restart, such as 4,2,3; the last number also counts for later restarts. "
+            "The samples stay the same.",
         ),
     ] = "",
     max_restarts: Annotated[
-        int, _recovery(help="Failures in a row to survive; the count starts again with each newer snapshot.")
+        int, _recovery(help="Failures in a row that the run survives; each newer snapshot starts the count again.")
     ] = 3,
     hang_timeout: Annotated[
         float | None,
         _recovery(
-            help="Seconds that a worker may be suspended, or take for one step, before it is killed and replaced; six "
-            "times as long for a start, restore or save.",
-            show_default="learned from the run's own steps",
+            help="Seconds that a worker may take for one step, or be suspended, before it is killed and replaced. For a "
+            "start, a restore or a save it may take six times as long.",
+            show_default="computed from the run's own steps",
         ),
     ] = None,
     replace_slow: Annotated[
         float | None,
         _recovery(
-            help="Let a spare replace a worker that computes this many times as long as the others, such as 1.5.",
-            show_default="slow workers are only named",
+            help="Let a spare replace a worker that takes this many times as long to compute a step as the others, such as "
+            "1.5.",
+            show_default="slow workers are reported, but not replaced",
         ),
     ] = None,
     save_every: Annotated[int, _saving(help="Steps between two snapshots.")] = 50,
     keep_last: Annotated[int, _saving(help="Number of snapshots to keep.")] = 2,
     writer: Annotated[
-        str, _saving(help="overlapped: write while training continues; blocking: wait for each write.")
+        str,
+        _saving(
+            help="overlapped: write snapshots while training continues; blocking: write them while training waits."
+        ),
     ] = "overlapped",
     save_bandwidth: Annotated[
         str | None,
         _saving(
-            help="Most bytes a second that each worker writes of a snapshot in the background, such as 200MB. The last save of "
-            "a run, also after a stop signal, has no limit.",
+            help="Largest number of bytes that each worker writes to snapshots in a second, in the background, such as "
+            "200MB. The last save of a run, also after a stop signal, has no limit.",
             show_default="no limit",
         ),
     ] = None,
     checkpoints: Annotated[
         str | None,
         _saving(
-            help="Directory or URL (s3://bucket/run) of the snapshots, which all nodes reach.", show_default="in OUT"
+            help="Directory or URL (s3://bucket/run) for the snapshots. All nodes must reach it.",
+            show_default="in the folder of the run",
         ),
     ] = None,
     witness_every: Annotated[
         int | None,
         _recovery(
-            help="Steps between two comparisons of the whole state of all workers; restart from a good snapshot if a bit "
-            "has flipped. Needs replicated models, or --recovery replay.",
+            help="Steps between two comparisons of the states of all workers. If a bit has flipped, the run restarts from a "
+            "snapshot from before. Needs replicated models, or --recovery replay.",
             show_default="never",
         ),
     ] = None,
     extend: Annotated[
-        bool, _continuing("--extend", help="Train a run for longer: whole numbers among SCRIPT's arguments may grow.")
+        bool,
+        _continuing(
+            "--extend",
+            help="Train a run for longer: the whole numbers in SCRIPT's arguments may be larger than before.",
+        ),
     ] = False,
     may_change: Annotated[
         str, _continuing(help="Arguments of SCRIPT that may differ from the earlier command, such as log-interval,lr.")
@@ -132,19 +142,23 @@ def run(
         ),
     ] = "",
     init_partial: Annotated[
-        bool, _initial("--init-partial", help="Load what fits from --init-from, and list what does not.")
+        bool,
+        _initial(
+            "--init-partial", help="Load the tensors of --init-from that fit the model, and list those that do not."
+        ),
     ] = False,
     nnodes: Annotated[int, _nodes(help="Number of nodes; give the same command on each.")] = 1,
     node_rank: Annotated[int, _nodes(help="Number of this node, counted from 0.")] = 0,
     rendezvous: Annotated[
         str | None,
         _nodes(
-            help="host:port of the first node, where the nodes meet. Let only these nodes reach it: a machine that does "
-            "can run code."
+            help="host:port of the first node, at which all nodes connect. Let only these nodes reach the port: any machine "
+            "that reaches it can run code in the run."
         ),
     ] = None,
     min_nodes: Annotated[
-        int | None, _nodes(help="Fewest nodes that continue when others are lost.", show_default="half of them")
+        int | None,
+        _nodes(help="Fewest nodes that continue when other nodes are lost.", show_default="half of all nodes"),
     ] = None,
     lost_after: Annotated[float, _nodes(help="Seconds of silence after which a node counts as lost.")] = 15.0,
     inject: Annotated[
@@ -159,7 +173,7 @@ def run(
         ),
     ] = None,
 ) -> None:
-    """Train SCRIPT to its end, whatever fails. Example: holdfast run --workers 4 train.py -- --epochs 3"""
+    """Train SCRIPT to its end, and recover from failures on the way. Example: holdfast run --workers 4 train.py -- --epochs 3"""
     from holdfast.supervise import start_up
     from holdfast.supervise.stop_signals import stop_signals
 

@@ -49,7 +49,7 @@ def runs_list(where: Where = Path("runs")) -> None:
 def runs_rm(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")], yes: Yes = False
 ) -> None:
-    """Remove runs and everything they saved; a run that still trains is refused. Example: holdfast runs rm runs/old"""
+    """Remove runs with their histories, logs and snapshots. A run that still trains is refused. Example: holdfast runs rm runs/old"""
     from holdfast.runs.status import check_removable, run_status
 
     for path in paths:

@@ -1,4 +1,4 @@
-"""`holdfast scale`: put workers of an active run to sleep, or wake them."""
+"""`holdfast scale`: change the number of workers that train in an active run; the others are suspended."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,9 +11,9 @@ from holdfast.cli.console import say
 
 def scale(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of an active run with live recovery.")],
-    workers: Annotated[int, typer.Option(help="Number of workers that train; the others sleep.")],
+    workers: Annotated[int, typer.Option(help="Number of workers that train; the others are suspended.")],
 ) -> None:
-    """Put workers to sleep, or wake them, without a restart. Example: holdfast scale runs/train --workers 2"""
+    """Change the number of workers that train, without a restart. Example: holdfast scale runs/train --workers 2"""
     from holdfast.supervise.scale_request import scale
 
     with Console(stderr=True).status(f"waiting until {workers} train"):

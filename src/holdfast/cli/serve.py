@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from holdfast.faults.schedule import Schedule
     from holdfast.server.status import Status
 
-serve = typer.Typer(help="A fault-tolerant parameter server on Ray.", no_args_is_help=True)
+serve = typer.Typer(help="Train on a fault-tolerant parameter server, which runs on Ray.", no_args_is_help=True)
 FOREVER = 1000  # iterations; a run with fewer need not converge
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run on the parameter server.")]
 
@@ -25,17 +25,19 @@ def train(
         str, typer.Option(help="A workload such as lda-20news, or a Python file that defines your own model.")
     ],
     out: Annotated[Path, typer.Option(help="Folder for the history and the checkpoints of the run.")],
-    nodes: Annotated[int, typer.Option(help="Number of nodes, which hold the blocks.")] = 2,
+    nodes: Annotated[int, typer.Option(help="Number of nodes, which hold the blocks (parts) of the model.")] = 2,
     workers: Annotated[int, typer.Option(help="Number of workers, which hold the data.")] = 2,
     policy: Annotated[
         str,
         typer.Option(
-            help="Ranking of blocks to save: priority, relative, threshold, round, random or full, or a Python file "
-            "with a policy of your own."
+            help="Policy that chooses the blocks to save: priority, relative, threshold, round, random or full, or a "
+            "Python file with a policy of your own."
         ),
     ] = "priority",
-    fraction: Annotated[str, typer.Option(help="Fraction of the state in each save.")] = "1/4",
-    interval: Annotated[int, typer.Option(help="Number of iterations in which saves add up to the whole state.")] = 8,
+    fraction: Annotated[str, typer.Option(help="Fraction of the model in each save.")] = "1/4",
+    interval: Annotated[
+        int, typer.Option(help="Number of iterations in which saves add up to the size of the model.")
+    ] = 8,
     saves: Annotated[
         str,
         typer.Option(
@@ -46,8 +48,8 @@ def train(
     restore: Annotated[
         str,
         typer.Option(
-            help="Blocks to restore after a node is lost: partial (its blocks), full (all blocks), or fresh (as partial, "
-            "but blocks that were never saved get new values by the model's own rule)."
+            help="Blocks to restore after a node is lost: partial (the blocks of this node), full (all blocks), or fresh (as "
+            "partial, but blocks that were never saved get new values by a rule of the model)."
         ),
     ] = "partial",
     inject: Annotated[
@@ -70,11 +72,13 @@ def train(
         Path | None, typer.Option(help="Folder with data sets.  [default: $HOLDFAST_DATA, or downloaded]")
     ] = None,
     checkpoints: Annotated[
-        str | None, typer.Option(help="Folder or s3://... for checkpoints.  [default: in --out]")
+        str | None, typer.Option(help="Folder or URL (s3://...) for the checkpoints.  [default: in --out]")
     ] = None,
-    address: Annotated[str | None, typer.Option(help="A Ray cluster, HOST:PORT.  [default: this machine]")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="HOST:PORT of a Ray cluster.  [default: start Ray on this machine]")
+    ] = None,
 ) -> None:
-    """Train on a parameter server. Example: holdfast serve train --workload mlr-digits --out runs/digits --inject kill@7"""
+    """Train a model on a parameter server, which runs on Ray. Example: holdfast serve train --workload mlr-digits --out runs/digits --inject kill@7"""
     from holdfast.blocks.own_policy import is_file, own_ranking
     from holdfast.blocks.policy import Policy
     from holdfast.server.driver import serve as train_on_server
@@ -120,7 +124,7 @@ def train(
 
 @serve.command("status")
 def status(run: Run) -> None:
-    """Show the progress of a run, from its history. Example: holdfast serve status runs/digits"""
+    """Show the progress of a run on the parameter server. Example: holdfast serve status runs/digits"""
     from holdfast.server.status import summary
 
     say("\n".join(summary(run)))
@@ -128,7 +132,7 @@ def status(run: Run) -> None:
 
 @serve.command("join")
 def join(run: Run, nodes: Annotated[int, typer.Option(help="Number of nodes that join.")] = 1) -> None:
-    """Add nodes to a running run; parts of the model move to them. Example: holdfast serve join runs/digits"""
+    """Add nodes to an active run. Parts of the model then move to the new nodes. Example: holdfast serve join runs/digits"""
     from holdfast.server.status import JoinRequest, require_running
 
     require_running(run)

@@ -14,7 +14,7 @@ PLACE = "The folder of a run, or a checkpoint store: a directory or a URL such a
 
 
 def inspect(place: Annotated[str, typer.Argument(metavar="RUN|STORE", help=PLACE)]) -> None:
-    """List the snapshots in a checkpoint store, from their manifests. Example: holdfast inspect runs/a"""
+    """List the snapshots in a checkpoint store. No tensor is read. Example: holdfast inspect runs/a"""
     from holdfast.checkpoint.scrub import inspect as contents_of
     from holdfast.weights.locate import store_of
 
@@ -38,7 +38,7 @@ def inspect(place: Annotated[str, typer.Argument(metavar="RUN|STORE", help=PLACE
 
 
 def verify(place: Annotated[str, typer.Argument(metavar="RUN|STORE", help=PLACE)]) -> None:
-    """Read and check every byte in a checkpoint store; exit 1 if something is damaged. Example: holdfast verify runs/a"""
+    """Verify every byte in a checkpoint store. The exit status is 1 if something is damaged. Example: holdfast verify runs/a"""
     from holdfast.checkpoint import scrub
     from holdfast.finding import counted
     from holdfast.weights.locate import missing_commit_of, store_of

@@ -30,7 +30,7 @@ def watch(
         bool, typer.Option("--prometheus", help="Print the current metrics once, in the Prometheus text format.")
     ] = False,
 ) -> None:
-    """Follow a RUN; Ctrl-C ends only this command. Example: holdfast watch runs/a --web"""
+    """Show the progress of a RUN while it trains. Ctrl-C ends only this command. Example: holdfast watch runs/a --web"""
     if port is not None and not web:
         raise BadInput("--port needs --web: give both.")
     if web and prometheus:
