@@ -118,7 +118,9 @@ def _command(name: str, command: Any) -> str:
         lines += ["For example:", "", "```", example.strip(), "```", ""]
     types = typing.get_type_hints(inspect.unwrap(command.callback))
     if arguments:
-        rows = [(f"`{_placeholder(param).strip('[]')}`", _described(param)) for param in arguments]
+        rows = [
+            (f"`{_placeholder(param).strip('[]').replace('|', '` or `')}`", _described(param)) for param in arguments
+        ]
         lines += _table("argument", rows)
     for panel in dict.fromkeys(param.rich_help_panel for param in options):
         members = [param for param in options if param.rich_help_panel == panel]

@@ -46,7 +46,8 @@ def test_every_command_is_in_the_reference_with_all_of_its_options_and_arguments
         if not hasattr(command, "commands"):
             assert name in sections
             for param in getattr(command, "params"):  # noqa: B009
-                words = param.opts if param.opts[0].startswith("-") else [(param.metavar or param.name.upper()).strip("[].")]
+                placeholder = (param.metavar or param.name.upper()).strip("[].")
+                words = param.opts if param.opts[0].startswith("-") else placeholder.split("|")
                 missing.extend(f"{name}: {word}" for word in words if not re.search(rf"`{word}\b", sections[name]))
                 assert param.help
 
