@@ -35,6 +35,7 @@ from holdfast.advice.run_costs import RunCosts, convergence, run_costs
 from holdfast.advice.saving import SaveCosts, SaveInterval, best_interval, daly_interval, slowdown
 from holdfast.errors import BadInput
 from holdfast.events import Commit, Regroup, Seconds
+from seeds import seeds
 
 HOUR = 3600.0
 
@@ -251,7 +252,7 @@ def test_steps_that_happen_to_be_quicker_beside_a_save_do_not_make_its_wait_chea
     assert costs.stall.value == pytest.approx(0.125)
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", seeds(25))
 def test_whatever_a_run_went_through_it_gives_an_advice_or_says_that_it_trained_too_little(seed: int) -> None:
     run = fake_runs.random_run(random.Random(seed))
     if len(run.standing) < 15:

@@ -10,8 +10,9 @@ from fake_runs import changed, extended, preempted, stopped
 from fake_two_ranks import TwoRankRun
 from holdfast.audit.verdicts import audit
 from holdfast.events import Commit, Done, Event, Plan, Preempted, Stopped
+from seeds import seeds
 
-SEEDS = range(40)
+SEEDS = seeds(40)
 
 
 def verdict(events: list[Event]) -> str:

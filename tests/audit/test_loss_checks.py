@@ -185,6 +185,7 @@ class TestUnreportedShares:
         assert "2 shares reported by the other ranks only" in recoveries(cut).because
 
 
+@pytest.mark.slow  # seconds
 def test_many_changes_of_members_in_one_step_are_checked_quickly() -> None:
     run = FakeLiveRun(2, how="before")
     left, everybody = run.members, tuple(range(WORLD))
@@ -200,6 +201,7 @@ def test_many_changes_of_members_in_one_step_are_checked_quickly() -> None:
     assert time.process_time() - began < 10  # with a second look at all for each it takes minutes
 
 
+@pytest.mark.slow  # seconds
 def test_hundreds_of_losses_in_one_run_are_checked_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     losses = 300
     monkeypatch.setattr(fake_live_runs, "PLAN", replace(PLAN, epochs=losses // 5 + 2))

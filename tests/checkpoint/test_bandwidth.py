@@ -79,10 +79,10 @@ def test_a_storage_that_is_slower_than_the_limit_never_waits() -> None:
 
 def test_a_lifted_limit_lets_everything_pass() -> None:
     clock = Clock()
-    lifted = limit(clock, 1)
+    lifted = limit(clock, 1000)
     lifted.lift()
     lifted.limiting(unwatched)(10 * MB)
-    limit(clock, 1, [True]).limiting(unwatched)(10 * MB)
+    limit(clock, 1000, [True]).limiting(unwatched)(10 * MB)
     assert clock.now == 100.0
 
 

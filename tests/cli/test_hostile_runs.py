@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from fake_two_ranks import TwoRankRun
@@ -14,8 +15,16 @@ from holdfast.cli import app
 from holdfast.errors import HoldfastError
 from holdfast.events import Detect, Done, Judged, Launch, Open, Restart, line
 
+COMMAND = get_command(app)
+
 Line = dict[str, Any]
 History = dict[str, list[Line]]  # the lines of every file, by writer
+
+
+@pytest.fixture(autouse=True)
+def one_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not build the parser of the command line again for each of hundreds of commands."""
+    monkeypatch.setattr("typer.testing._get_command", lambda _: COMMAND)
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,11 @@
 """The messages that the page on troubleshooting quotes are those of the program."""
 
-import ast
 import re
+from collections.abc import Iterator
 from functools import cache
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
 
 import holdfast
 from holdfast.audit.snapshot_checks import snapshots_hold_every_row_once
@@ -17,9 +19,18 @@ QUOTED = re.findall(r"^> (.*)", PAGE, flags=re.M)
 @cache
 def texts_of_the_source() -> str:
     """Return all text literals of the source, one per line; literals that Python joins are joined."""
-    trees = (ast.parse(path.read_text()) for path in Path(holdfast.__file__).parent.rglob("*.py"))
-    nodes = (node for tree in trees for node in ast.walk(tree))
-    return "\n".join(node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    paths = Path(holdfast.__file__).parent.rglob("*.py")
+    codes = (SourceFileLoader(path.stem, str(path)).get_code(path.stem) for path in paths)
+    return "\n".join(text for code in codes for text in texts(code))
+
+
+def texts(constant: object) -> Iterator[str]:
+    """Yield the text literals in a constant of compiled code: a text, a tuple, or the code of a module or function."""
+    if isinstance(constant, str):
+        yield constant
+    elif isinstance(constant, CodeType | tuple):
+        for inner in constant.co_consts if isinstance(constant, CodeType) else constant:
+            yield from texts(inner)
 
 
 def test_every_quoted_message_is_in_the_source() -> None:

@@ -113,6 +113,7 @@ def test_all_orders_of_few_elements_come_equally_often(size: int) -> None:
     assert abs(evenness(counts)) < 5, SEED
 
 
+@pytest.mark.slow  # seconds
 @pytest.mark.parametrize("size", [16, 63, 64, 100])
 @pytest.mark.parametrize("apart", [1, 8])  # neighbours in a column of the table, and in a row
 def test_a_pair_lands_on_all_pairs_of_places_equally_often(size: int, apart: int) -> None:

@@ -1,6 +1,7 @@
 """The supervisor folds histories that have grown, and never waits for it while the workers train."""
 
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,9 @@ from holdfast.supervise.folding import PAUSE, HistoryFolding
 DEADLINE = 60.0
 
 
-@pytest.fixture
-def history(tmp_path: Path) -> Path:
-    """The history of a rank that has trained 4,000 steps and saved, in 1.2 MB."""
+@cache
+def lines() -> bytes:
+    """Return the lines of a rank that has trained 4,000 steps and saved: 1.2 MB."""
     whats = [
         Open(2),
         Attempt(1, 1, 0, 7),
@@ -24,8 +25,13 @@ def history(tmp_path: Path) -> Path:
         *(Step(1, 1, 0, 0, n, n, Samples.of([n]), Seconds(0.0, 0.001, 0.0), "ab" * 16) for n in range(4000)),
         Commit(1, 4000, 1),
     ]
-    data = b"".join(line(1.7e9 + i / 1000, "rank-0", what) for i, what in enumerate(whats))
-    (tmp_path / "rank-0.jsonl").write_bytes(data)
+    return b"".join(line(1.7e9 + i / 1000, "rank-0", what) for i, what in enumerate(whats))
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Path:
+    """The history of a rank that has trained 4,000 steps and saved."""
+    (tmp_path / "rank-0.jsonl").write_bytes(lines())
     return tmp_path
 
 
@@ -84,11 +90,9 @@ def test_a_history_that_cannot_be_folded_stays_as_it_is(history: Path) -> None:
 
 
 def test_a_node_without_rank_0_folds_up_to_the_newest_snapshot_of_the_store(history: Path) -> None:
-    lines = (
-        (history / "rank-0.jsonl").read_bytes().replace(b'"rank-0"', b'"rank-5"').replace(b'"rank": 0', b'"rank": 5')
-    )
     (history / "rank-0.jsonl").unlink()
-    (history / "rank-5.jsonl").write_bytes(lines)
+    of_rank_5 = lines().replace(b'"rank-0"', b'"rank-5"').replace(b'"rank": 0', b'"rank": 5')
+    (history / "rank-5.jsonl").write_bytes(of_rank_5)
     before = read_history(history)
     unsaved = HistoryFolding(history, lambda: None)
     unsaved.finish([5])

@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.supervise.slow_nodes import LOOKS, SlowNodes, latest_steps
 from holdfast.supervise.stragglers import FIRST, LATE, WINDOW, SlowSteps
+from seeds import seeds
 
 Times = Callable[[int, int, int], float]
 EVERY = 20  # steps from one look to the next
@@ -40,7 +41,7 @@ def test_a_node_that_becomes_slow_is_named_with_the_step_since_when(factor: floa
     assert reports[0].ratio == pytest.approx(factor, rel=0.1)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 @pytest.mark.parametrize("nodes", [2, 4])
 def test_noise_names_no_node(seed: int, nodes: int) -> None:
     noise = np.random.default_rng(seed).lognormal(0, 0.4, (nodes, 2, 2000))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from holdfast.supervise.stragglers import FIRST, LATE, SlowSteps, StragglerDetector
+from seeds import seeds
 
 Times = Callable[[int, int], float | None]
 
@@ -34,7 +35,7 @@ def test_a_worker_that_becomes_slow_is_named_within_50_steps(factor: float) -> N
     assert first.ratio == pytest.approx(factor, rel=0.15)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_noise_on_a_busy_machine_names_no_worker(seed: int) -> None:
     noise = np.random.default_rng(seed).lognormal(0, 0.5, (4, 3000))
     assert watched(lambda seat, step: 0.01 * noise[seat, step], 3000) == []

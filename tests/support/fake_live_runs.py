@@ -3,10 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fake_runs import PLAN, digest
+from fake_runs import PLAN, digest, trained
 from holdfast.audit.verdicts import Finding
 from holdfast.events import Attempt, Commit, Done, Event, Open, Plan, Recover, Regroup, Seconds, Step, What
-from holdfast.sampler.digest import Samples
 
 WORLD, LOST_AT = 4, 6
 
@@ -49,8 +48,8 @@ class FakeLiveRun:
 
     def share(self, member: int, step: int, state: str, stepped: int = 1) -> Step:
         place, world, at = self.basis.index(member), len(self.basis), PLAN.position(step)
-        ids, took = Samples.of(PLAN.share(at, place, world)), Seconds(0.0, 1.0, 0.0)
-        return Step(1, world, place, *at, step, ids, took, state, reduced=1, stepped=stepped)
+        samples, took = trained(PLAN, step, place, world), Seconds(0.0, 1.0, 0.0)
+        return Step(1, world, place, *at, step, samples, took, state, reduced=1, stepped=stepped)
 
     def loses(self, step: int, lost: Sequence[int], strategy: str = "forward", how: str = "redone") -> "FakeLiveRun":
         """Members are lost before this window or in it, and those who are left finish it."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from holdfast.errors import BadInput
 from holdfast.theory.bounds import adversarial, gaussian, iteration_cost_bound
 from holdfast.theory.rate import Rate, fitted_rate, worst_rate
+from seeds import seeds
 
 Floats = npt.NDArray[np.float64]
 
@@ -78,7 +79,7 @@ def cost_of(matrix: Floats, x: Floats, deltas: Floats, step: int, epsilon: float
     return np.asarray(settled[1:] - settled[0])
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(5))
 def test_theorem_3_2_with_the_fitted_rate_holds_for_random_and_is_tight_for_adversarial_perturbations(
     seed: int,
 ) -> None:

@@ -67,14 +67,19 @@ def train(out: Path, *, until: int = EPOCHS * STEPS, changes: bool = False) -> d
         run.close()
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """The state of a model that was trained without an interruption."""
+    return train(tmp_path_factory.mktemp("uninterrupted"))
+
+
 def shards(out: Path) -> list[Path]:
     return sorted(out.glob("checkpoints/step-*/shard-*"))
 
 
-def test_a_sharded_run_continues_with_the_same_bits(tmp_path: Path) -> None:
-    expected = train(tmp_path / "a")
+def test_a_sharded_run_continues_with_the_same_bits(tmp_path: Path, uninterrupted: dict[str, torch.Tensor]) -> None:
     train(tmp_path / "b", until=5)
-    assert same(train(tmp_path / "b"), expected)
+    assert same(train(tmp_path / "b"), uninterrupted)
 
 
 @pytest.mark.parametrize("until", [5, 7, 9])
@@ -151,13 +156,15 @@ HAPPENED = (missing, truncated, enlarged, of_another_step, of_another_run, all_o
 
 @pytest.mark.parametrize("happens", [*HAPPENED, a_rank_too_many, of_an_absurd_length])
 def test_if_the_newest_snapshot_cannot_be_used_the_run_continues_exactly_from_the_one_before(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, happens: Callable[[Path], None]
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    uninterrupted: dict[str, torch.Tensor],
+    happens: Callable[[Path], None],
 ) -> None:
-    expected = train(tmp_path / "a")
     train(tmp_path / "b", until=7)
     happens(tmp_path / "b" / "checkpoints" / "step-00000006")
     with caplog.at_level(logging.WARNING):
-        assert same(train(tmp_path / "b"), expected)
+        assert same(train(tmp_path / "b"), uninterrupted)
     (line,) = [record.getMessage() for record in caplog.records if "passed over" in record.getMessage()]
     assert line.startswith("passed over the snapshot of step 6: ")
     assert "\n" not in line
