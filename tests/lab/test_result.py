@@ -226,6 +226,8 @@ def test_every_report_begins_with_what_the_experiment_does(name: str) -> None:
     page = result_page.page(
         Result(experiment=name, config={"seed": 3, "trials": 4}, rows=[], claims=[]), [], environment()
     )
-    assert page.lead.startswith(introduction(name))
-    assert introduction(name)
+    about = introduction(name)
+    assert about.text
+    assert page.lead.startswith(about.text)
+    assert page.terms == about.terms
     assert page.facts["Settings"] == "seed: 3; trials: 4"

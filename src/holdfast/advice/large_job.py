@@ -190,8 +190,9 @@ def _published_jobs() -> tuple[PublishedJob, ...]:
             "more than 90 %",
             0.90,
             _saved_best(llama, 54 * DAY, SYNCHRONOUS, LLAMA_SAVE),
-            "the paper gives 419 unexpected interruptions in 54 days, 2 TB/s of storage and up to 4 GB a GPU; assumed are "
-            "the best save interval, and for a restart the 10 minutes that FT-HSDP gives for synchronous training",
+            "the paper states 419 unexpected interruptions in 54 days, a storage of 2 TB/s, and up to 4 GB for each GPU. We "
+            "assume that it saves at the best interval, and that a restart takes 10 minutes, as FT-HSDP reports for "
+            "synchronous training",
         ),
         PublishedJob(
             "synchronous training, O(100K) GPUs",
@@ -199,8 +200,8 @@ def _published_jobs() -> tuple[PublishedJob, ...]:
             "44 %",
             0.44,
             _saved_best(meta, 30 * DAY, SYNCHRONOUS, LLAMA_SAVE),
-            "the paper gives 10 minutes a failure; assumed are failures as often as arXiv 2410.21680 gives them for a GPU, "
-            "and saves as expensive as Llama 3's at the best interval",
+            "the paper states 10 minutes from each failure to training again. We assume the failure rate of a GPU in arXiv "
+            "2410.21680, and saves as expensive as those of Llama 3, at the best interval",
         ),
         PublishedJob(
             "FT-HSDP, O(100K) GPUs",
@@ -208,8 +209,8 @@ def _published_jobs() -> tuple[PublishedJob, ...]:
             "80 %",
             0.80,
             _saved_best(meta, 30 * DAY, SYNCHRONOUS, LLAMA_SAVE, goes_back=0.01, live=3 * MINUTE),
-            "the paper gives 3 minutes a failure; assumed are 1 of 16 replicas missing for 10 minutes and 1 failure in 100 "
-            "that ends in a restart, the rest as above",
+            "the paper states 3 minutes from each failure to training again. We assume that 1 of 16 replicas is missing for "
+            "10 minutes, that 1 failure in 100 ends in a restart, and the failure rate and saves of the job above",
         ),
         PublishedJob(
             "ByteRobust, 9,600 GPUs",
@@ -217,8 +218,8 @@ def _published_jobs() -> tuple[PublishedJob, ...]:
             "97 %",
             0.97,
             _saved_best(byte, 90 * DAY, 5 * MINUTE, Estimate.exact(0.1, PUBLISHED)),
-            "the paper gives 9,600 GPUs and three months; assumed are failures as often as arXiv 2410.21680 gives them, "
-            "saves that hardly stall (0.1 s) and 5 minutes a failure",
+            "the paper states 9,600 GPUs and three months. We assume the failure rate of a GPU in arXiv 2410.21680, a stall "
+            "of 0.1 s for each save, and 5 minutes from each failure to training again",
         ),
     )
 

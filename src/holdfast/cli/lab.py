@@ -137,10 +137,13 @@ def lab_check(
     say(f"no problem found in {workload}. {checked.summary}")
 
 
+COSTS = "Costs of failures, in iterations (bound: by Theorem 3.2 of the SCAR paper)"
+
+
 def _costs_table(result: "Result") -> Table:
     from holdfast.lab.confidence import ends_text
 
-    table = Table("recovery", "policy", "saved", "lost", "cost, 95 %", "reduction", "bound", title="Iteration costs")
+    table = Table("recovery", "policy", "saved", "lost", "cost, 95 %", "reduction", "bound", title=COSTS)
     for row in result.rows:
         cost = f"{row['cost_mean']:.2f} ({ends_text(row['cost_low'], row['cost_high'])})"
         policy = row["policy"] if row["saves"] == "regular" else f"{row['policy']}, {row['saves']}"

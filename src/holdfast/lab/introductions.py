@@ -1,74 +1,204 @@
-"""The first sentences of each experiment's report: how it works, and the words that its claims use."""
+"""The beginning of each experiment's report: how the experiment works, and the words that its claims use."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+BLOCK = "a part of a model's state, such as a row of a matrix. A block is lost, saved and restored as a whole."
 COST = (
-    "The cost of a failure is the number of iterations by which the run reaches the same loss later than the same run "
-    "without a failure. A negative cost means that it is sooner."
+    "the number of iterations by which a run with a failure reaches the same loss later than the run without a failure. A "
+    "cost can be a fraction of an iteration. It is negative if the run with the failure reaches the loss sooner."
 )
-PANEL = "A panel is a model with its data, such as `mlr-mnist` (logistic regression on MNIST)."
+REDUCTION = (
+    "the part of the cost of full recovery that another method avoids. If the reduction is 0.7, the method costs 0.3 of what "
+    "full recovery costs."
+)
+EARLY = (
+    "a failure before the first full checkpoint. Blocks that return to saved values, but were never saved, then return to "
+    "their initial values. All other failures are late failures."
+)
+POLICY = (
+    "`priority` saves the blocks that changed most since they were last saved, measured per value. `round` saves the blocks "
+    "that have been unsaved for longest, and `random` saves random blocks. Two policies are not in the SCAR paper: `relative` "
+    "measures the change of a block relative to its size, and `threshold` saves, of the blocks that changed more than the "
+    "mean, those that have been unsaved for longest."
+)
+PANEL = (
+    "a model with its data. The first part of its name is the model: `mlr` is logistic regression, `mf` matrix factorization "
+    "(a product of two matrices, L and R), `lda` a topic model, and `cnn` a convolutional network. The second part is the "
+    "data set, such as MNIST in `mlr-mnist`. A block of `cnn-mnist-layer` is a whole weight or bias, and a block of "
+    "`cnn-mnist-shard` is one row of it."
+)
+PERTURBATION = "the difference between the recovered state and the state before the failure. Its size is the length of this difference."
 BOUND = (
-    "The bound is an upper limit of the cost by Theorem 3.2 of the SCAR paper. It depends on the size of the perturbation "
-    "(how far the changed state is from the state before) and on c, the factor by which each iteration reduces the distance "
-    "to the optimum."
+    "an upper limit of the cost, by Theorem 3.2 of the SCAR paper. It depends on the size of the perturbation and on c, the "
+    "factor by which each iteration reduces the distance to the optimum."
 )
-PERTURBED = (
-    f"A model is perturbed in training, and continues until it has converged. The cost of the perturbation is the number of "
-    f"additional iterations that this takes. {BOUND}"
+SCAR = (
+    'Qiao et al., "Fault Tolerance in Iterative-Convergent Machine Learning" (ICML 2019). The sections and figures that '
+    "claims name are those of this paper."
+)
+NICOLAE = 'Nicolae et al., "Towards Low-Overhead Resilience for Data Parallel Deep Learning" (CCGrid 2022).'
+CHECKPOINTED = {
+    "block": BLOCK,
+    "full recovery": "after a failure, all blocks return to their values in the newest checkpoint.",
+    "partial recovery": "after a failure, only the lost blocks return to their newest saved values.",
+    "cost": COST,
+}
+BOUNDED = {"perturbation": PERTURBATION, "bound": BOUND, "SCAR paper": SCAR}
+SERVER = {
+    "block": "a part of the state, such as the topics of one document. A block is lost, saved and restored as a whole.",
+    "SCAR (`scar`)": "the method of the SCAR paper: it saves a quarter of the blocks after every iteration, and restores only "
+    "the lost blocks after a failure.",
+    "full recovery (`traditional`)": "this method saves all blocks after every fourth iteration, and restores all blocks "
+    "after a failure.",
+    "panel": "a topic model with its data. `lda-20news` has 20 topics, and `lda-20news-200` has 200, on the texts of 20 "
+    "Newsgroups.",
+    "SCAR paper": SCAR,
+}
+BACKPROP = {
+    "`replay`": "the workers repeat the interrupted mini-batch with all samples.",
+    "`forward`": "the surviving workers complete the mini-batch with their own samples.",
+    "`skip`": "the mini-batch is dropped, and the weights stay as they were before it.",
+    "Baseline": "the same mini-batch without a failure.",
+    "checkpoint-restart": "the usual recovery: all workers return to a checkpoint, which is made once in an epoch. A failure "
+    "therefore repeats half an epoch on average.",
+    "point of failure": "how much of the backward pass is done when the workers are lost: 25, 50 or 75 %. Failures strike "
+    "early, in the middle and late in training.",
+    "difference of accuracy": "how far the test accuracy after the interrupted mini-batch is from Baseline's accuracy, divided "
+    "by Baseline's accuracy: 0.05 means 5 % of Baseline's accuracy. The change of accuracy is the same with a sign: it is "
+    "negative if the accuracy is lower than Baseline's.",
+    "the paper": f"{NICOLAE} Figures, tables and sections in this report are those of this paper.",
+}
+SHARDED = {
+    "undisturbed run": "the same run without a failure.",
+    "lag": "the number of steps by which a run is behind the undisturbed run at the same loss. This is the cost of a failure. A "
+    "negative lag means that the run is ahead.",
+    "rollback": "all ranks return to the newest snapshot. Claims divide the mean lag of a strategy by the cost of a rollback: "
+    "0.15 means 15 % of that cost.",
+    "`whole`": "the lost ranks take their shards from the newest snapshot, as in the SCAR paper (Qiao et al., ICML 2019).",
+    "`fresh`, `fresh-averaged`, `fresh-zeroed`": "the lost ranks take the gathered weights: the copies that all ranks had "
+    "received for the last forward pass. The moments of AdamW are lost with the ranks: `fresh` takes them from the newest "
+    "snapshot, and the other two need no snapshot.",
+    "`zero-weights`, `neighbours`": "the lost weights become 0, or the mean of the rows of the nearest surviving ranks (an "
+    "idea of the CheckFree paper).",
+    "`shadow`": "a copy of the lost shard that another rank kept, and to which it applied the same optimizer steps.",
+    "noise floor": "the lag of runs in which nothing is lost and all weights are only rounded to bfloat16. Smaller lags are "
+    "chance.",
+}
+MATRIX = {
+    "variant": "a recovery method with a way to save. `reference` has no failures. `blocking` and `overlapped` restart all "
+    "workers after a failure. `replay`, `forward` and `skip` are live recovery: the surviving workers continue without a "
+    "restart.",
+    "blocking and overlapped saves": "during a blocking save, training waits until the save is written; during an overlapped "
+    "save, training continues meanwhile. `reference` and `blocking` use blocking saves, and all other variants use "
+    "overlapped saves.",
+    "suite": "a data set, a model and a failure schedule. All variants train every suite with the same seeds.",
+    "failure schedule": "the planned failures of a run; the settings at the end list them. `kill of rank 1 at "
+    "8:backward=0.5` means that rank 1 is killed in step 8, when half of the backward pass is done.",
+    "goodput": "the number of useful steps per second of wall clock. Steps that are trained again do not count.",
+    "stall": "the time for which training waits for saves.",
+    "audit and quality gates": "checks that every run must pass. The audit checks the history of the run; the gates check, "
+    "for example, that exactly the planned failures happened.",
+    "ECRL report": "the report whose experiment this one repeats. Tables and sections in parentheses are those of this report.",
+}
+ADVICE = {
+    "case": "one measured cost of one failure, in seconds or in iterations, with the interval that was predicted for it.",
+    "workload": "`small` and `wide` train a network of width 128 or 768 on three real workers, one of which is killed. All "
+    "other workloads are small models of the lab, whose failures are simulated: logistic regression (`mlr`), matrix "
+    "factorization (`mf`), a topic model (`lda`) and a convolutional network (`cnn`).",
+    "strategy": "with real workers, `restart` starts all workers again from the newest snapshot. Under `replay`, `forward` "
+    "and `skip`, the surviving workers continue without a restart. In simulations, a failure loses 1/4 or 1/2 of the state: "
+    "with `full`, the whole state returns to the newest save; with `partial`, only the lost part does. `priority` saves the "
+    "parts that changed most first.",
+    "goodput": "the number of useful steps per second. Steps that are trained again do not count.",
+    "resampled costs": "the goodput of a run with failures is computed from measured costs of saves and restarts, which are "
+    "drawn at random.",
+    "effective time": "the share of the wall clock in which a job trains.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """The text that says what an experiment does, and the words that its report uses, each with its meaning."""
+
+    text: str
+    terms: Mapping[str, str] = field(default_factory=dict)
+
+
+PERTURBED = Introduction(
+    "This experiment changes the state of a model during training, and then trains until the model has converged.",
+    {
+        "perturbation": "the change of the state. Its size is the length of the difference between the two states.",
+        "cost": "the number of additional iterations that training needs because of the perturbation.",
+        "bound": BOUND,
+        "SCAR paper": SCAR,
+    },
 )
 INTRODUCTIONS = {
     **dict.fromkeys(("qp-bound", "mlr-bound", "mlr-reset", "lda-reset"), PERTURBED),
-    "partial-recovery": (
-        "A simulated failure takes 1/4, 1/2, 3/4 or all blocks (parts) of a model's state. With partial recovery, only the "
-        f"lost blocks return to the newest checkpoint; with full recovery, all blocks return to it. {COST} A reduction of 0.7 "
-        "means that partial recovery costs 0.3 of what full recovery costs. An early failure is one before the first full "
-        f"checkpoint: blocks then return to their initial values. {PANEL} {BOUND}"
+    "partial-recovery": Introduction(
+        "Simulated failures take 1/4, 1/2, 3/4 or all blocks of a model's state. The experiment compares the cost of such "
+        "failures under full and under partial recovery. Both use the same checkpoints, which have all blocks.",
+        {**CHECKPOINTED, "reduction": REDUCTION, "early failure": EARLY, "panel": PANEL, **BOUNDED},
     ),
-    "priority-checkpoint": (
-        "A simulated failure takes half of the blocks (parts) of a model's state. All policies write the same number of "
-        "values, but save other blocks first. At 1x, a checkpoint has all blocks; at 8x, checkpoints have an eighth of the "
-        f"state and are made eight times as often. {COST} A reduction of 0.7 means 0.3 of the cost of full recovery, in which "
-        "checkpoints have all blocks and all blocks return to the newest one. An early failure is one before the first full "
-        f"checkpoint: blocks then return to their initial values. {PANEL} {BOUND}"
+    "comparison": Introduction(
+        "Simulated failures take a part of the blocks of your model's state. The report compares their costs under several "
+        "policies, which choose the blocks of each checkpoint, and under full and partial recovery. All policies write the "
+        "same number of values per iteration.",
+        {**CHECKPOINTED, "policy": POLICY, "reduction": REDUCTION, "early failure": EARLY, **BOUNDED},
     ),
-    "early-failures": (
-        "A simulated failure takes half of the blocks (parts) of a model's state, either before the first full checkpoint (an "
-        f"early failure) or after it. Eight ways to save and to restore blocks are compared. {COST} {PANEL}"
+    "priority-checkpoint": Introduction(
+        "Simulated failures take half of the blocks of a model's state. The experiment compares policies, which choose the "
+        "blocks of each checkpoint. Full checkpoints have all blocks; the settings at the end say how often they are made. "
+        "Partial checkpoints have a part of the state and are made more often. All policies write the same number of values "
+        "per iteration.",
+        {
+            **CHECKPOINTED,
+            "frequency": "at 1x, checkpoints are full. At 8x, they have an eighth of the state and are made eight times as "
+            "often.",
+            "policy": POLICY,
+            "reduction": REDUCTION,
+            "early failure": EARLY,
+            "panel": PANEL,
+            **BOUNDED,
+        },
     ),
-    "backprop-tradeoff": (
-        "Simulated workers are lost in the middle of a backward pass, and the mini-batch is finished in one of three ways: "
-        "`replay` repeats it with all samples, `forward` completes it with the samples of the surviving workers, and `skip` "
-        "drops it. Measured are the time of this mini-batch, and the test accuracy directly after it and an epoch later. Both "
-        "are compared with Baseline, the same mini-batch without a failure. Checkpoint-restart is the usual recovery: all "
-        "workers return to a checkpoint that is made once in an epoch."
+    "early-failures": Introduction(
+        "Simulated failures take half of the blocks of a model's state, before or after the first full checkpoint. The "
+        "experiment compares eight ways to save and to restore blocks. All claims are about early failures.",
+        {"block": BLOCK, "cost": COST, "early failure": EARLY, "panel": PANEL, "SCAR paper": SCAR},
     ),
-    "server-overhead": (
-        "A topic model trains on a parameter server, half of whose nodes are killed. `scar` is the method of the SCAR paper: "
-        "it saves a quarter of the blocks (parts of the state) after every iteration, and restores only the lost blocks. `traditional` is full recovery: it "
-        "saves all blocks after every fourth iteration, and restores all of them. Measured are the iterations by which one "
-        "run reaches the same loss later than another, and the time that checkpoints take."
+    "backprop-tradeoff": Introduction(
+        "Simulated workers are lost in the middle of a backward pass, and the interrupted mini-batch is finished by "
+        "`replay`, `forward` or `skip`. The experiment measures the time of this mini-batch, the test accuracy directly "
+        "after it, and the test accuracy one epoch later.",
+        BACKPROP,
     ),
-    "advice-check": (
-        "`holdfast advise` predicts the cost of failures from runs without a failure. Then failures are injected, and their "
-        "cost is measured. Goodput is the number of useful steps per second. Effective time is the share of the wall clock in "
-        "which a job trains."
+    "server-overhead": Introduction(
+        "A topic model trains on a parameter server, half of whose nodes are killed. The experiment measures how many "
+        "iterations a run is behind a run without a failure, and how long training waits for checkpoints.",
+        SERVER,
     ),
-    "recovery-matrix": (
-        "Real workers train and are killed at the same points in several variants: a variant is a recovery method with a way "
-        "to save (`blocking`: training waits for the write; `overlapped`: it continues). A suite is a data set, a model and a "
-        "failure schedule; all variants train it with the same seeds. The reference is the run without failures. Goodput is "
-        "the number of useful steps per second of wall clock. Stall is the time that training waits for saves. Tables and "
-        "sections in parentheses are those of the ECRL report."
+    "advice-check": Introduction(
+        "The command `holdfast advise` predicts the cost of failures from runs without a failure. This experiment then "
+        "injects failures, measures their cost, and compares it with the prediction. It also compares the goodput at the "
+        "recommended save interval with the goodput at other intervals.",
+        ADVICE,
     ),
-    "sharded-tradeoff": (
-        "Some of the eight simulated ranks of a sharded GPT are lost with their shards, and each strategy restores these "
-        "shards in its own way (the table of lags describes each). Then training continues on the same batches. The cost of a failure is its lag: the number of "
-        "steps by which the run is behind the undisturbed run (the same run without a failure) at the same loss. A negative "
-        "lag means that the run is ahead. Claims divide the mean lag by the cost of a rollback, in which all ranks return to "
-        "the newest snapshot: 0.15 means 15 % of that cost. The moments are those of the optimizer AdamW. Gathered weights "
-        "are those that all ranks had received for the last forward pass."
+    "recovery-matrix": Introduction(
+        "Real workers train several models and are killed at planned points. The experiment compares several variants of "
+        "recovery, all with the same failures.",
+        MATRIX,
+    ),
+    "sharded-tradeoff": Introduction(
+        "A sharded GPT is trained with AdamW on eight simulated ranks. Some of the ranks are lost with their shards, and "
+        "each strategy restores these shards in its own way. Then training continues on the same batches as in the "
+        "undisturbed run.",
+        SHARDED,
     ),
 }
 
 
-def introduction(experiment: str) -> str:
+def introduction(experiment: str) -> Introduction:
     """Return what the experiment called `experiment` does and measures; empty if there is no such text."""
-    return INTRODUCTIONS.get(experiment, "")
+    return INTRODUCTIONS.get(experiment, Introduction(""))

@@ -17,9 +17,12 @@ from holdfast.report.files import prepare
 from holdfast.report.page import Column, Number, Page, Picture, Statement, Table
 
 RESULT = "result.json"
+CLAIM = "claim"
 CLAIMS = (
-    "Each claim has the range that was expected before the run, and the measured value, with its 95 % interval in "
-    "parentheses. The source of a claim stands behind it in parentheses."
+    "a statement with the range in which its value was expected before the run. Its source follows in parentheses. The "
+    "measured value has its 95 % confidence interval in parentheses. A claim holds if the measured value is in the expected "
+    "range, and does not hold if it is outside. A claim is not resolved if the interval crosses a limit of the range, or if "
+    "there were too few trials for an interval."
 )
 NO_CLAIMS = "These are measurements without claims."
 
@@ -61,9 +64,11 @@ def page(result: Result, pictures: Sequence[Picture], facts: Row) -> Page:
         columns = list(dict.fromkeys(key for row in result.rows for key in row))
         rows = [[_cell(row.get(column)) for column in columns] for row in result.rows]
         tables.append(("Every row", columns, rows, True))
+    about_experiment = introduction(result.experiment)
     return Page(
         title=result.experiment,
-        lead=f"{introduction(result.experiment)} {CLAIMS if result.claims else NO_CLAIMS}".strip(),
+        lead=about_experiment.text if result.claims else f"{about_experiment.text} {NO_CLAIMS}".strip(),
+        terms={**about_experiment.terms, **({CLAIM: CLAIMS} if result.claims else {})},
         statements=[
             Statement(
                 verdict=verdict(claim),
@@ -99,6 +104,7 @@ def combine(pages: Sequence[Page]) -> Page:
     return Page(
         title=f"{len(pages)} results",
         lead=", ".join(one.title for one in pages) + ".",
+        terms={CLAIM: CLAIMS} if statements else {},
         statements=statements,
         numbers=_counts([statement.verdict for statement in statements]),
         pictures=[
@@ -143,12 +149,8 @@ def _cell(value: Any) -> Value:
 
 
 def _counts(verdicts: Sequence[str]) -> list[Number]:
-    words = {
-        "holds": ("hold", "inside the expected range"),
-        "DOES NOT HOLD": ("do not hold", "outside the expected range"),
-        "not resolved": ("not resolved", "the interval crosses a limit of the expected range, or is unknown"),
-    }
-    return [Number(name, str(verdicts.count(word)), about) for word, (name, about) in words.items() if verdicts]
+    words = {"holds": "hold", "DOES NOT HOLD": "do not hold", "not resolved": "not resolved"}
+    return [Number(name, str(verdicts.count(word))) for word, name in words.items() if verdicts]
 
 
 def _words(name: str, captions: Mapping[str, str]) -> tuple[str, str, str]:

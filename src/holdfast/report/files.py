@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from holdfast.atomic_write import write_atomically
 from holdfast.errors import BadInput, StorageFailed
 from holdfast.report import figures
-from holdfast.report.page import TONES, Page, Picture, Table
+from holdfast.report.page import TONES, Number, Page, Picture, Table
 
 PAGE, SUMMARY = "report.html", "summary.md"
 FILES = (".html", ".htm", ".md")
@@ -128,7 +128,9 @@ def _template() -> Template:
 
 
 def markdown_text(page: Page) -> str:
-    return "\n".join([f"# {page.title}", "", page.lead, *_statements(page), *_body(page), ""])
+    terms = [f"- **{word}:** {meaning}" for word, meaning in page.terms.items()]
+    lead = [page.lead, "", *terms] if terms else [page.lead]
+    return "\n".join([f"# {page.title}", "", *lead, *_statements(page), *_body(page), ""])
 
 
 def _statements(page: Page) -> Iterator[str]:
@@ -143,7 +145,7 @@ def _statements(page: Page) -> Iterator[str]:
 
 def _body(page: Page) -> Iterator[str]:
     if page.numbers:
-        yield from ("", ", ".join(f"{number.name} {number.value} ({number.about})" for number in page.numbers) + ".")
+        yield from ("", ", ".join(map(_number, page.numbers)) + ".")
     if page.remarks:
         yield from ("", *(f"- {remark}" for remark in page.remarks))
     for picture in page.pictures:
@@ -155,6 +157,10 @@ def _body(page: Page) -> Iterator[str]:
             yield from ("", *_table(table))
     for name, fact in page.facts.items():
         yield from ("", f"{name}: {fact}{'' if fact.endswith('.') else '.'}")
+
+
+def _number(number: Number) -> str:
+    return f"{number.name}: {number.value}{f' ({number.about})' if number.about else ''}"
 
 
 def _table(table: Table) -> Iterator[str]:

@@ -117,7 +117,8 @@ class Page:
     """The content of a report page, independent of the file format: statements, numbers, pictures and tables."""
 
     title: str
-    lead: str  # the sentence below the title
+    lead: str  # the text below the title
+    terms: Mapping[str, str] = field(default_factory=dict)  # words that the page uses, with their meaning
     statements: Sequence[Statement]
     scoreboard: str = "claims hold"  # the words after "3 of 4"
     brief: bool = False  # statements are collapsed if all verdicts are good

@@ -42,9 +42,9 @@ def test_a_case_holds_if_its_cost_lies_in_the_interval() -> None:
 def test_wrong_predictions_are_counted_above_and_below_their_interval() -> None:
     early = case(9.0, unit="iterations", failure="after iteration 2, before the first save")
     line = advice_check._misses("runs", [case(2.0), case(0.5), early])
-    assert "2 of 3 cases are outside the predicted interval, 1 above it and 1 below it" in line
-    assert "1 of the 2 failures struck before the first save" in line
-    assert advice_check._misses("runs", [case(2.0)]) == "runs: every case is in the predicted interval."
+    assert "2 of 3 measured costs are outside their predicted intervals: 1 are higher, and 1 are lower." in line
+    assert "1 of these 2 failures struck before the first save" in line
+    assert advice_check._misses("runs", [case(2.0)]) == "runs: all 1 measured costs are in their predicted intervals."
 
 
 def test_a_prediction_that_is_wrong_too_often_is_a_claim_that_does_not_hold() -> None:

@@ -238,7 +238,7 @@ def _timed(replay: list[float], skip: list[float], modelled: list[float]) -> Pan
 
 
 def _why_the_model_fails(results: PanelResults) -> str:
-    return next(line for line in remarks(results) if "slowdown of replay that the performance model predicts" in line)
+    return next(line for line in remarks(results) if "under `replay` that the performance model predicts" in line)
 
 
 def test_the_remark_on_a_wrong_prediction_says_if_uneven_gradients_are_the_cause() -> None:
@@ -246,12 +246,12 @@ def test_the_remark_on_a_wrong_prediction_says_if_uneven_gradients_are_the_cause
     skip, modelled = [0.293, 0.295, 0.359], [1.468, 1.645, 1.823]
     line = _why_the_model_fails(_timed([1.288, 1.289, 1.354], skip, modelled))
     assert (
-        "Cause: the model assumes that all gradients take the same time. Until the failure (at 25%, 50%, 75%) 0.29"
+        "the model assumes that all gradients take the same time. Measured times until a failure at 25%, 50%, 75% are 0.29"
         in line
     )
-    assert "0.36 of a mini-batch passed, by the model 0.47, 0.65, 0.82" in line
+    assert "0.36 of a mini-batch, and the model predicts 0.47, 0.65, 0.82" in line
     unexplained = _why_the_model_fails(_timed([1.1, 1.1, 1.1], skip, modelled))
-    assert "Cause: not found. Until the failure" in unexplained
+    assert "the cause was not found. Measured times until a failure" in unexplained
 
 
 @pytest.mark.parametrize(("depth", "values"), [(18, 11_173_962), (50, 23_520_842)])

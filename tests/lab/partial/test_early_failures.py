@@ -72,12 +72,13 @@ def test_every_approach_meets_the_same_failures_and_is_reported_with_its_bytes(t
         "mf-jester-fresh-over",
     ]
     assert all(claim.interval is not None for claim in result.claims)
-    (table,) = result.tables
+    described, table = result.tables
+    assert [row[0] for row in described.rows] == [approach.name for approach in APPROACHES]
     assert {len(row) for row in table.rows} == {len(table.columns)}
     written = {str(row[0]): row[-1] for row in table.rows}
     assert written["early saves"] == written["first values"]
     assert written["early full saves"] == float(written["first values"] or 0) + 3
-    assert any("early full saves together write 3 more states, once" in remark for remark in result.remarks)
+    assert any("`early full saves` writes 3 more whole states, once in a run" in text for text in result.remarks)
     write(result, tmp_path)
     assert (tmp_path / "figures" / "early-failures.png").exists()
 

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from holdfast.advice.large_job import simulate_published_jobs
+from holdfast.advice.estimate import Estimate
+from holdfast.advice.large_job import PublishedJob, simulate_published_jobs
 from holdfast.lab.advice_check import measurements
 from holdfast.lab.advice_check.measurements import AdviceCase, Sweep, coverage
 from holdfast.lab.confidence import mean
@@ -55,20 +56,16 @@ def run(options: Options, meter: Meter) -> Result:
             Claim("llama-3", words, llama.source, near, share.value),
         ],
         remarks=[
-            *(_misses("real runs", runs.cases), _misses("simulated workloads", trials)),
+            *(_misses("Kills of real workers", runs.cases), _misses("Simulated failures", trials)),
             *_widths(cases),
-            *(
-                f"{job.name} ({job.source}): the published effective time is {job.says}, the simulated one {share.value:.1%} "
-                f"({share.low:.1%} to {share.high:.1%}). {job.assumed[0].upper()}{job.assumed[1:]}."
-                for job, share in jobs
-            ),
         ],
-        tables=[_table(cases)],
+        tables=[_table(cases), _job_table(jobs)],
         figures={"advice-check": figure(runs.cases, trials, sweeps)},
         captions={
-            "advice-check": "Left: the cost of kills of real workers in seconds, and the interval that was predicted from a "
-            "run without a failure. Middle: the same in iterations for simulated failures. Right: goodput at save intervals "
-            "around the recommended one (dashed), divided by that of training without saves and failures."
+            "advice-check": "Left: the measured costs of kills of real workers, in seconds (dots), and the intervals that "
+            "were predicted from a run without a failure (bars). Middle: costs of simulated failures, in iterations. Right: "
+            "goodput at several save intervals, divided by the goodput of training without saves and failures. The dashed "
+            "line is the recommended save interval."
         },
     )
 
@@ -82,7 +79,7 @@ def _coverages(real_cases: Sequence[AdviceCase], trials: Sequence[AdviceCase]) -
     }
     claims = []
     for name, (what, unit, cases) in groups.items():
-        words = f"{what}: share of {len(cases)} cases whose cost in {unit} is in the predicted interval"
+        words = f"{what}: share of the {len(cases)} cases whose measured cost in {unit} is in the predicted interval"
         claims.append(Claim(name, words, SOURCE, (HOLDS, None), coverage(cases)))
     different = {(case.workload, case.failure, case.strategy) for case in [*real_cases, *trials]}
     words = "number of cases that differ in workload, failure or strategy"
@@ -90,11 +87,14 @@ def _coverages(real_cases: Sequence[AdviceCase], trials: Sequence[AdviceCase]) -
 
 
 def _sweep_claim(sweep: Sweep) -> Claim:
-    kinds = {"resampled": "computed from resampled costs of real runs", "real": "of real runs, by the wall clock"}
-    how = kinds.get(sweep.how, "of real runs, by the time that the run itself uses")
+    kinds = {
+        "resampled": "computed from resampled costs of real runs",
+        "real": "of real runs, per second of wall clock",
+    }
+    how = kinds.get(sweep.how, "of real runs, per second that the run itself uses")
     words = (
-        f"workload {sweep.workload}: goodput ({how}) at the recommended save interval, divided by the best goodput of "
-        f"{len(sweep.every)} intervals"
+        f"workload {sweep.workload}: goodput ({how}) at the recommended save interval, divided by the best goodput of all "
+        f"{len(sweep.every)} tested intervals"
     )
     ends: tuple[float, float] | None = None
     if len(sweep.goodput) > 1 and sweep.how != "resampled":
@@ -108,13 +108,13 @@ def _sweep_claim(sweep: Sweep) -> Claim:
 def _misses(name: str, cases: Sequence[AdviceCase]) -> str:
     missed = [case for case in cases if not case.holds]
     if not missed:
-        return f"{name}: every case is in the predicted interval."
+        return f"{name}: all {len(cases)} measured costs are in their predicted intervals."
     more = sum(case.measured > case.predicted.high for case in missed)
     early = sum("before the first save" in case.failure for case in missed)
-    about = f" {early} of the {len(missed)} failures struck before the first save." if early else ""
+    about = f" {early} of these {len(missed)} failures struck before the first save." if early else ""
     return (
-        f"{name}: {len(missed)} of {len(cases)} cases are outside the predicted interval, {more} above it and "
-        f"{len(missed) - more} below it.{about} The last column of the table shows which."
+        f"{name}: {len(missed)} of {len(cases)} measured costs are outside their predicted intervals: {more} are higher, and "
+        f"{len(missed) - more} are lower.{about}"
     )
 
 
@@ -124,8 +124,8 @@ def _widths(cases: Sequence[AdviceCase]) -> Iterator[str]:
         width = np.median([(c.predicted.high - c.predicted.low) / max(c.predicted.value, 1e-9) for c in chosen])
         error = np.median([abs(case.measured - case.predicted.value) for case in chosen])
         yield (
-            f"Costs in {unit}: the width of a predicted interval is {width:.1f} times the predicted value, and the measured "
-            f"cost differs from the predicted value by {error:.2g} {unit} (medians)."
+            f"Costs in {unit}: the median width of a predicted interval is {width:.1f} times the predicted value. The median "
+            f"difference between the measured cost and the predicted value is {error:.2g} {unit}."
         )
 
 
@@ -137,9 +137,30 @@ def _table(cases: Sequence[AdviceCase]) -> ResultTable:
     for key, group in groups.items():
         first, measured = group[0].predicted, float(np.mean([case.measured for case in group]))
         rows.append([*key, first.value, first.low, first.high, measured, len(group), coverage(group)])
-    columns = ["workload", "strategy", "unit", "predicted", "low", "high", "measured (mean)", "cases"]
-    columns.append("in the interval")
+    columns = ["workload", "strategy", "unit", "predicted", "predicted, from", "to", "measured (mean)", "cases"]
+    columns.append("share of the cases in the interval")
     return ResultTable("Predicted and measured costs of a failure", columns, rows)
+
+
+def _job_table(jobs: Sequence[tuple[PublishedJob, Estimate]]) -> ResultTable:
+    rows: list[list[Value]] = [
+        [
+            f"{job.name} ({job.source})",
+            job.says,
+            *(f"{value:.1%}" for value in (share.value, share.low, share.high)),
+            f"{job.assumed[0].upper()}{job.assumed[1:]}.",
+        ]
+        for job, share in jobs
+    ]
+    columns = [
+        "job",
+        "published effective time",
+        "simulated effective time",
+        "from",
+        "to",
+        "what is stated and assumed",
+    ]
+    return ResultTable("Effective time of large published jobs, and of their simulations", columns, rows)
 
 
 def figure(real_cases: Sequence[AdviceCase], trials: Sequence[AdviceCase], sweeps: Sequence[Sweep]) -> "Figure":

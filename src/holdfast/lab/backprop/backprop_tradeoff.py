@@ -9,7 +9,7 @@ import numpy as np
 from holdfast.code_digest import code_digest
 from holdfast.lab import confidence
 from holdfast.lab.backprop import figures, scenarios
-from holdfast.lab.backprop.claims import PanelResults, claims, remarks
+from holdfast.lab.backprop.claims import PanelResults, accuracy_table, claims, remarks
 from holdfast.lab.backprop.panels import PANELS, WORKERS, BackpropPanel
 from holdfast.lab.backprop.performance_model import checkpoint_restart
 from holdfast.lab.backprop.scenarios import INTERRUPTED, MEASURED, PHASES, FailureCase, Scenarios, TrialOutcome
@@ -38,8 +38,8 @@ def run(options: Options, meter: Meter) -> Result:
     replace_text(folder / "rows.csv", _csv(rows))
     drawn = figures.all_figures(rows)
     described = {
-        r.panel.name: f"data set {r.data}, failures in epochs {', '.join(map(str, r.phases))}, each of {r.steps} "
-        "mini-batches"
+        r.panel.name: f"data set {r.data}, epochs of {r.steps} mini-batches, failures in epochs "
+        f"{', '.join(map(str, r.phases))}"
         for r in panels
     }
     return Result(
@@ -55,6 +55,7 @@ def run(options: Options, meter: Meter) -> Result:
         rows=rows,
         claims=[claim for results in panels for claim in claims(results)],
         remarks=[line for results in panels for line in remarks(results)],
+        tables=[accuracy_table(panels)],
         figures=drawn,
         captions={name: figures.caption(name) for name in drawn},
     )

@@ -8,11 +8,11 @@ import numpy as np
 from holdfast.blocks.division import Floats
 from holdfast.lab import confidence
 from holdfast.lab.backprop import scenarios
-from holdfast.lab.backprop.panels import BackpropPanel
+from holdfast.lab.backprop.panels import WORKERS, BackpropPanel
 from holdfast.lab.backprop.performance_model import Prices, checkpoint_restart, immediate_rollback
 from holdfast.lab.backprop.scenarios import BASELINE, BEFORE, INTERRUPTED, LATER, NOW, PHASES, POINTS, FailureCase
 from holdfast.lab.confidence import ConfidenceInterval
-from holdfast.lab.result import Claim, Expected
+from holdfast.lab.result import Claim, Expected, ResultTable, Value
 
 LEAST = 0.01  # part of a mini-batch: a smaller overhead cannot be distinguished from none
 PAPER = 0.055  # the largest relative deviation from Baseline that the paper reports
@@ -100,33 +100,35 @@ def claims(results: PanelResults) -> list[Claim]:
         return Claim.of_estimate(ident, text, source, expected, estimate)
 
     point, slowdown, source = POINTS[-1], results.median_slowdown, "figures 3b, 4b"
-    forward = "time of the failed mini-batch under forward, divided by that of one without a failure"
-    replay = f"time of a mini-batch that failed at {point:.0%} under replay, divided by that of one without a failure"
+    forward = "time of the failed mini-batch under `forward`, divided by the time of Baseline"
+    replay = f"time of a mini-batch that failed at {point:.0%} under `replay`, divided by the time of Baseline"
     made = [
         claim("forward-overhead", forward, f"{source}: close to 1", (None, 1.1), slowdown("forward")),
         claim("replay-overhead", replay, f"{source}: almost 2", (None, 2.1), slowdown("replay", point)),
     ]
     epoch, orders = results.panel.epoch, "section IV.F: two orders of magnitude"
     repeated = (
-        f"work that checkpoint-restart repeats (half an epoch of {epoch} mini-batches), divided by the added work of"
+        f"work that checkpoint-restart repeats ({epoch / 2:g} of {epoch} mini-batches), divided by the work added by"
     )
     for strategy in ("replay", "forward"):
         ratio = results.restart_cost_ratio(strategy)
-        made.append(claim(f"dearer-than-{strategy}", f"{repeated} {strategy}", orders, (100, None), ratio))
+        made.append(claim(f"dearer-than-{strategy}", f"{repeated} `{strategy}`", orders, (100, None), ratio))
     for strategy in ("replay", "forward"):
         phase, cell, distance = results.worst(strategy)
-        text = f"{strategy}: largest mean difference from Baseline's accuracy, as a part of it ({phase} of training, {cell.name})"
+        text = f"`{strategy}`: largest mean difference of accuracy ({_words(phase, cell)})"
         made.append(claim(f"{strategy}-deviation", text, "section IV.F: up to 5.5 %", (None, PAPER), distance))
     value, low, high = confidence.reduction(results.distances("forward"), results.distances("replay"))
-    nearer = "mean difference from Baseline's accuracy under forward, divided by that under replay"
+    nearer = "mean difference of accuracy under `forward`, divided by the mean difference of accuracy under `replay`"
     ratio = ConfidenceInterval(1 - value, 1 - high, 1 - low)
     made.append(claim("forward-nearer", nearer, "section IV.F: much lower", (None, 1), ratio))
     ratios = np.stack(
         [results.times.predicted[at] / results.times.slowdown[FailureCase("replay", at)] for at in POINTS], axis=1
     )
-    model = "slowdown of replay that the performance model predicts, divided by the measured one"
+    model = (
+        "slowdown of a mini-batch under `replay` that the performance model predicts, divided by the measured slowdown"
+    )
     made.append(claim("model-replay", model, "section IV.C", (0.85, 1.15), confidence.median(ratios)))
-    restart = "time to load a checkpoint and repeat mini-batches that the performance model predicts, divided by the measured one"
+    restart = "time to load a checkpoint and train ten mini-batches that the performance model predicts, divided by the measured time"
     ident, words = f"{results.panel.name}-model-restart", f"{results.label}: {restart}"
     return [
         *made,
@@ -134,40 +136,54 @@ def claims(results: PanelResults) -> list[Claim]:
     ]
 
 
+def _words(phase: str, cell: FailureCase) -> str:
+    when = {"early": "early in training", "middle": "in the middle of training", "late": "late in training"}[phase]
+    left = "" if cell.survivors is None else f", with {cell.survivors} of {WORKERS} workers left"
+    return f"{when}, failure at {cell.point:.0%}{left}"
+
+
 def remarks(results: PanelResults) -> list[str]:
     """Return sentences for the report on one network, such as why one of its claims does not hold."""
     label, prices = results.label, results.times.prices
     # As a scale for the deviations: how much one mini-batch changes the accuracy at all.
     moved = {phase: confidence.mean(results.deviation(phase, BEFORE)).value for phase in PHASES}
-    words = ", ".join(f"{phase} {value:+.1%}" for phase, value in moved.items())
+    words = ", ".join(f"{value:+.1%} ({phase})" for phase, value in moved.items())
     late = float(results.accuracy(PHASES[-1], BASELINE).mean())
-    deviations = []
-    for when in (NOW, LATER):
-        parts = []
-        for strategy in ("replay", "forward", "skip"):
-            cells = _cells(strategy)
-            signed = np.mean([results.deviation(phase, cell, when) for phase in PHASES for cell in cells], axis=0)
-            mean = confidence.mean(signed)
-            parts.append(f"{strategy} {mean.value:+.1%} ({mean.ends('+.1%')})")
-        deviations.append(
-            f"{label}: mean change of accuracy {when}, as a part of Baseline's accuracy, over all points of failure and "
-            f"phases of training: {', '.join(parts)}."
-        )
     restart, rollback = checkpoint_restart(prices, since=results.panel.epoch / 2), immediate_rollback(prices)
     return [
         *([] if results.quick or not results.panel.note else [f"{results.panel.name}: {results.panel.note}"]),
-        f"{label}: how much one mini-batch changes the accuracy at all: before it, the accuracy differs from Baseline's "
-        f"(after it) by {words}, as a part of Baseline's. Late in training, Baseline's accuracy is {late:.3f}.",
-        *deviations,
-        f"{label}: measured times: {_time(prices.minibatch)} for a worker's mini-batch, {_time(prices.save)} to save a "
-        f"checkpoint, {_time(prices.load)} to load it, {_time(prices.init)} to start a process.",
-        f"{label}: the performance model predicts from these times what a failure costs. Checkpoint-restart: "
-        f"{_time(restart.replay)} of repeated work and {_time(restart.restart)} of restart, besides a save in every epoch. "
-        f"replay: {_time(rollback.replay)}, and {_time(rollback.restart)} to start a process if no spare waits. forward: "
-        f"nothing. If the starts of processes count for both, checkpoint-restart costs "
-        f"{restart.total / rollback.total:.1f} times as much as replay.",
+        f"{label}: one mini-batch changes the accuracy even without a failure. The accuracy before the mini-batch differs from "
+        f"Baseline's accuracy after it by {words}, as a part of Baseline's accuracy. Late in training, Baseline's accuracy is "
+        f"{late:.3f}.",
+        f"{label}: measured times: {_time(prices.minibatch)} for the mini-batch of one worker, {_time(prices.save)} to save a "
+        f"checkpoint, {_time(prices.load)} to load it, and {_time(prices.init)} to start a process.",
+        f"{label}: from these times, the performance model of the paper predicts the cost of one failure. With "
+        f"checkpoint-restart, the workers repeat {_time(restart.replay)} of work, and the restart takes "
+        f"{_time(restart.restart)}; a save in every epoch comes in addition. With `replay`, the workers repeat "
+        f"{_time(rollback.replay)} of work, and a new process takes {_time(rollback.restart)} to start if no spare worker "
+        "waits. `forward` costs nothing.",
+        f"{label}: with the start of processes on both sides, checkpoint-restart costs {restart.total / rollback.total:.1f} "
+        "times as much as `replay`.",
         *(_cause(results, claim) for claim in claims(results) if claim.resolved and not claim.holds),
     ]
+
+
+def accuracy_table(panels: Sequence[PanelResults]) -> ResultTable:
+    """Return a table of how much each strategy changes the accuracy on average, with the sign of the change."""
+    rows: list[list[Value]] = []
+    for results in panels:
+        for strategy in ("replay", "forward", "skip"):
+            row: list[Value] = [results.label, strategy]
+            for when in (NOW, LATER):
+                cells = [(phase, cell) for phase in PHASES for cell in _cells(strategy)]
+                signed = np.mean([results.deviation(phase, cell, when) for phase, cell in cells], axis=0)
+                row += [100 * value for value in confidence.mean(signed)]
+            rows.append(row)
+    columns = ["panel", "strategy", "directly after the mini-batch, %", "from", "to", "an epoch later, %", "from", "to"]
+    title = (
+        "Mean change of accuracy as a part of Baseline's accuracy, over all failures, with 95 % intervals (from, to)"
+    )
+    return ResultTable(title, columns, rows)
 
 
 def _time(seconds: float) -> str:
@@ -176,37 +192,39 @@ def _time(seconds: float) -> str:
 
 def _cause(results: PanelResults, claim: Claim) -> str:
     """Return a sentence that says why `claim` fails, as far as the measurements show."""
-    start = f"Why this claim does not hold: {claim.claim}."
+    start = f"Why a claim does not hold ({claim.claim}):"
     if "-dearer-than-" in claim.id:
         half = results.panel.epoch / 2
         needed = 100 * (claim.measured and half / claim.measured)
         return (
-            f"{start} With {results.panel.epoch} mini-batches in an epoch, a failure loses {half:g} on average. To cost 100 "
-            f"times as much as replay, it would have to lose {needed:.0f}. This follows from the paper's own epoch length and "
-            "slowdowns."
+            f"{start} an epoch has {results.panel.epoch} mini-batches, so checkpoint-restart repeats {half:g} of them on "
+            f"average. It would have to repeat {needed:.0f} to cost 100 times as much as this strategy. This follows from the "
+            "paper's own epoch length and slowdowns."
         )
     if claim.id.endswith("-deviation"):
         strategy = claim.id.removesuffix("-deviation").rpartition("-")[2]
         phase, cell, _ = results.worst(strategy)
         before, base, after = (float(results.accuracy(phase, c).mean()) for c in (BEFORE, BASELINE, cell))
         return (
-            f"{start} In that scenario accuracy is {before:.3f} before the mini-batch, {base:.3f} after it and {after:.3f} "
-            f"under {strategy}: the mini-batch alone changes it by {abs(before / max(base, 1e-9) - 1):.1%}."
+            f"{start} the accuracy is {before:.3f} before this mini-batch, {base:.3f} after it without a failure, and "
+            f"{after:.3f} after it under `{strategy}`. So the mini-batch alone changes the accuracy by "
+            f"{abs(before / max(base, 1e-9) - 1):.1%}."
         )
     if claim.id.endswith("-overhead"):
         spread = np.percentile(np.stack(list(results.times.slowdown.values())), (5, 95))
-        return f"{start} 5th and 95th percentile of all slowdowns: {_listed(spread.tolist())}."
+        return f"{start} the 5th and 95th percentile of all measured slowdowns are {_listed(spread.tolist())}."
     if claim.id.endswith("-forward-nearer"):
         parts = []
         for phase in PHASES:
             forward, replay = (results.distances(strategy, [phase]).mean() for strategy in ("forward", "replay"))
             base = results.accuracy(phase, BASELINE).mean()
-            parts.append(f"{phase} {forward:.1%} and {replay:.1%} at {base:.3f}")
-        return f"{start} Mean distance of forward and of replay from Baseline, and Baseline's accuracy: {', '.join(parts)}."
+            parts.append(f"{phase}: {forward:.1%} and {replay:.1%}, Baseline's accuracy {base:.3f}")
+        return f"{start} the mean differences of accuracy under `forward` and `replay` are {'; '.join(parts)}."
     if claim.id.endswith("-model-restart"):
         return (
-            f"{start} {_time(results.times.replayed[0])} were predicted and {_time(results.times.replayed[1])} measured: the prices and "
-            "the replay were not measured at the same moment. Cause: not found; other work on the machine may be one."
+            f"{start} {_time(results.times.replayed[0])} were predicted and {_time(results.times.replayed[1])} were measured. "
+            "The prediction uses times that were measured at another moment. The cause was not found; other work on the "
+            "machine may be one."
         )
     # The model of replay is off: gradients of unequal duration may explain it, because the model has them equal.
     until = [results.median_slowdown("skip", point).value for point in POINTS]  # skip computes only up to the failure
@@ -214,10 +232,10 @@ def _cause(results: PanelResults, claim: Claim) -> str:
     modelled = [results.times.predicted[point] - 1 for point in POINTS]
     explained = all(abs((1 + part) / whole - 1) <= TOLERANCE for part, whole in zip(until, taken, strict=True))
     return (
-        f"{start} Cause: {'the model assumes that all gradients take the same time' if explained else 'not found'}. Until the "
-        f"failure (at {', '.join(f'{point:.0%}' for point in POINTS)}) {_listed(until)} of a mini-batch passed, by the model "
-        f"{_listed(modelled)}; with a mini-batch after it that is {_listed([1 + part for part in until])}, and replay took "
-        f"{_listed(taken)}."
+        f"{start} {'the model assumes that all gradients take the same time' if explained else 'the cause was not found'}. "
+        f"Measured times until a failure at {', '.join(f'{point:.0%}' for point in POINTS)} are {_listed(until)} of a "
+        f"mini-batch, and the model predicts {_listed(modelled)}. The measured times plus one mini-batch are "
+        f"{_listed([1 + part for part in until])}, and `replay` took {_listed(taken)}."
     )
 
 

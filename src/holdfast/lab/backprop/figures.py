@@ -32,12 +32,13 @@ def all_figures(rows: Sequence[Row]) -> dict[str, "Figure"]:
 def caption(name: str) -> str:
     if name == "training":
         return (
-            "Above: test accuracy of training without failures, with 95 % confidence intervals. Below: seconds of work that "
-            "checkpoint-restart would repeat after a failure."
+            "Above: test accuracy of training without failures, with 95 % confidence intervals. Below: the seconds of "
+            "checkpoint-restart by the performance model: to repeat work after a failure (on average and at worst), to save, "
+            "and to restart. The last bar is the time of one mini-batch."
         )
     return (
         "Test accuracy directly after the mini-batch in which workers were lost, and an epoch later, for each point of "
-        "failure and each strategy. The last row has the time of that mini-batch, divided by that of one without a failure. "
+        "failure and each strategy. The last row has the time of this mini-batch, divided by the time of Baseline. "
         "Bars have 95 % confidence intervals."
     )
 

@@ -138,24 +138,27 @@ PANELS: dict[str, BackpropPanel] = {
             _resnet18,
             partial(_digits, 18),
             390,
-            "not in the paper: a quarter of ResNet-18's width and the first 10,000 images, small enough for a CPU; the "
-            "epoch length is that of the paper's ResNet-50.",
+            "this panel is not in the paper. To be small enough for a CPU, the network has a quarter of the width of "
+            "ResNet-18, and trains on the first 10,000 images. Costs of checkpoint-restart are computed with the epoch of the "
+            "paper's ResNet-50 (390 mini-batches).",
         ),
         BackpropPanel(
             "resnet50-tinyimagenet",
             _resnet50,
             partial(_digits, 50),
             390,
-            "25 of the paper's 200 classes, so 48 mini-batches per epoch instead of the paper's 390, and validation accuracy.",
+            "the data has 25 of the 200 classes that the paper uses, so an epoch has 48 mini-batches here and 390 in the paper. "
+            "Costs of checkpoint-restart are computed with 390. The accuracy is measured on the validation set.",
         ),
         BackpropPanel(
             "nt3",
             _nt3,
             _small_nt3,
             55,
-            "generated data of NT3's shape unless its tables are given; an epoch is one pass, 7 mini-batches of 8 x 20 "
-            "samples, where the paper counts 55. The paper's Table I swaps the model sizes and layers of its two networks: "
-            "NT3 is the one of 600 MiB.",
+            "the data is generated, with the shape of the data of the NT3 benchmark, unless --data has its tables. An epoch is "
+            "one pass over it: 7 mini-batches of 8 x 20 samples (8 workers). The paper has 55 mini-batches in an epoch, and "
+            "costs of checkpoint-restart are computed with 55. The paper's Table I exchanges the sizes and layers of its two "
+            "networks: NT3 is the network of 600 MiB.",
         ),
     )
 }

@@ -14,6 +14,21 @@ from holdfast.lab.matrix.suites import Suite
 from holdfast.lab.result import Claim, ResultTable, Value
 
 DIGITS = 4
+TIMES = {  # the causes of wall-clock time, for readers
+    "compute": "training, including the wait for the other ranks in all-reduces",
+    "snapshot": "training waits while the state is copied for a save",
+    "enqueue": "training waits while the copy is handed to the writer",
+    "backpressure": "training waits because an earlier save is still being written",
+    "write": "training waits while the save is written",
+    "sync": "training waits for the other ranks during a save",
+    "written during training": "the writer writes while training continues; training does not wait",
+    "recovery": "from a failure to the next step",
+    "rework": "steps that are trained again",
+    "data": "training waits for the next batch",
+    "startup": "from the start to the first step",
+    "closing": "after the last step, without the stall of the last save",
+    "unaccounted": "all other time",
+}
 STALL, WRITE = 0.57, 0.92  # the paper's reductions
 METRICS: dict[str, Metric] = {
     "runs that pass the audit": lambda run: float(run.audit == "pass"),
@@ -23,8 +38,8 @@ METRICS: dict[str, Metric] = {
     "samples not trained": lambda run: float(run.samples_lost),
     "wall clock, s": WALL,
     "stall, s": WAITED,
-    "of it writing and queueing, s": lambda run: run.written,
-    "of it snapshot, s": lambda run: run.stall.get("snapshot", math.nan),
+    "stall for writing and queueing, s": lambda run: run.written,
+    "stall for copying the state, s": lambda run: run.stall.get("snapshot", math.nan),
     "recovery, s": lambda run: run.seconds.get("recovery", math.nan),
 }
 
@@ -32,7 +47,7 @@ METRICS: dict[str, Metric] = {
 def tables(analysis: Analysis) -> list[ResultTable]:
     """Return all tables whose runs exist, the most important table first."""
     makers: list[Callable[[Analysis], ResultTable | None]] = [aggregate, per_suite, sliced, complete]
-    makers += [stalls, wall_clock, divergences, rejected]
+    makers += [time_columns, stalls, wall_clock, divergences, rejected]
     return [table for make in makers if (table := make(analysis)) is not None and table.rows]
 
 
@@ -49,7 +64,7 @@ def aggregate(analysis: Analysis) -> ResultTable | None:
     if REFERENCE in analysis.variants:
         over = {variant: analysis.paired(gain, GOODPUT, variant, REFERENCE).value for variant in analysis.variants}
         back: list[Value] = [_percent(over[OVERLAPPED] - over[BLOCKING]), None, None] if compared else []
-        rows.append(["goodput over the reference's, %", *map(_percent, over.values()), *back])
+        rows.append(["goodput compared with the reference, %", *map(_percent, over.values()), *back])
     return ResultTable(f"Means of {counted(len(analysis.counted), 'suite')}", ["", *analysis.variants, *against], rows)
 
 
@@ -58,8 +73,12 @@ def per_suite(analysis: Analysis) -> ResultTable | None:
     if not analysis.has(REFERENCE, BLOCKING, OVERLAPPED):
         return None
     columns = [*_axes(analysis), "reference, steps/s", "blocking, steps/s", "overlapped, steps/s"]
-    columns += ["overlapped over blocking, %", "95 % from", "to"]
-    columns += ["blocking over reference, %", "overlapped over reference, %", "stall, overlapped minus blocking, s"]
+    columns += ["goodput gained by overlapped, %", "95 % from", "to"]
+    columns += [
+        "blocking compared with reference, %",
+        "overlapped compared with reference, %",
+        "stall, overlapped minus blocking, s",
+    ]
     rows: list[list[Value]] = []
     for suite in sorted(analysis.counted, key=lambda suite: -_gain(analysis, [suite]).value):
         goodputs = [analysis.mean(GOODPUT, variant, [suite]) for variant in (REFERENCE, BLOCKING, OVERLAPPED)]
@@ -67,7 +86,7 @@ def per_suite(analysis: Analysis) -> ResultTable | None:
         stall = analysis.paired(difference, WAITED, OVERLAPPED, BLOCKING, [suite]).value
         gains = [*_cells(_gain(analysis, [suite]), 100), *(_percent(estimate.value) for estimate in compared)]
         rows.append([*suite.axes.values(), *map(_number, goodputs), *gains, _number(stall)])
-    return ResultTable("Suites by the gain of overlapped over blocking", columns, rows)
+    return ResultTable("Goodput of each suite, sorted by what overlapped saves gain over blocking saves", columns, rows)
 
 
 def sliced(analysis: Analysis) -> ResultTable | None:
@@ -85,9 +104,16 @@ def sliced(analysis: Analysis) -> ResultTable | None:
             gaps = [analysis.loss_gap(s, OVERLAPPED).loss - analysis.loss_gap(s, BLOCKING).loss for s in suites]
             apart = _number(sum(gaps) / len(gaps))
         rows.append([*own, _number(stall.value), _percent(less.value), apart])
-    columns = ["axis", "value", "suites", "blocking, steps/s", "overlapped, steps/s", "overlapped over blocking, %"]
+    columns = [
+        "setting",
+        "value",
+        "suites",
+        "blocking, steps/s",
+        "overlapped, steps/s",
+        "goodput gained by overlapped, %",
+    ]
     columns += ["95 % from", "to", "stall, overlapped minus blocking, s", "stall reduced by, %", "loss difference, overlapped minus blocking"]  # fmt: skip
-    return ResultTable("Parts of the matrix", columns, rows)
+    return ResultTable("Means over all suites with the same model, data set or failure schedule", columns, rows)
 
 
 def complete(analysis: Analysis) -> ResultTable | None:
@@ -100,7 +126,13 @@ def complete(analysis: Analysis) -> ResultTable | None:
         pairs = product((GOODPUT, WAITED, WALL), analysis.variants)
         means = [_number(analysis.mean(metric, variant, [suite])) for metric, variant in pairs]
         rows.append([*suite.axes.values(), *means])
-    return ResultTable("Every suite", columns, rows)
+    return ResultTable("Goodput, stall and wall clock of each suite", columns, rows)
+
+
+def time_columns(analysis: Analysis) -> ResultTable | None:
+    """Return a table that explains the columns of the two tables of times."""
+    rows: list[list[Value]] = [[name, meaning] for name, meaning in TIMES.items()] if analysis.counted else []
+    return ResultTable("Columns of the next two tables", ["column", "meaning"], rows)
 
 
 def stalls(analysis: Analysis) -> ResultTable | None:
@@ -112,8 +144,14 @@ def stalls(analysis: Analysis) -> ResultTable | None:
         saves = analysis.mean(lambda run: float(run.saves), variant)
         per_save = seconds[0] / saves if saves else math.nan
         rows.append([variant, *map(_number, (saves, *seconds, per_save))])
-    columns = ["variant", "saves", "waited, s", *(f"{part}, s" for part in PARTS), "written meanwhile, s"]
-    return ResultTable("Stall by part, means of a run", [*columns, "waited a save, s"], rows)
+    columns = [
+        "variant",
+        "saves",
+        "waited in total, s",
+        *(f"{part}, s" for part in PARTS),
+        "written during training, s",
+    ]
+    return ResultTable("Stall by part: mean seconds of a run", [*columns, "waited per save, s"], rows)
 
 
 def wall_clock(analysis: Analysis) -> ResultTable | None:
@@ -123,7 +161,7 @@ def wall_clock(analysis: Analysis) -> ResultTable | None:
         means = [analysis.mean(GOODPUT, variant), analysis.mean(WALL, variant)]
         rows.append([variant, *map(_number, [*means, *analysis.mean_seconds(variant).values()])])
     columns = ["variant", "steps/s", "wall, s", *(f"{cause}, s" for cause in CAUSES)]
-    return ResultTable("Wall clock by cause, means of a run", columns, rows)
+    return ResultTable("Wall clock by cause: mean seconds of a run", columns, rows)
 
 
 def divergences(analysis: Analysis) -> ResultTable | None:
@@ -136,8 +174,16 @@ def divergences(analysis: Analysis) -> ResultTable | None:
             # 4 significant digits, because a tiny difference must not be shown as 0
             gaps = [float(f"{gap:.4g}") if math.isfinite(gap) else None for gap in analysis.loss_gap(suite, variant)]
             rows.append([suite.name, variant, *gaps])
-    columns = ["suite", "variant", "mean absolute loss difference", "largest", "mean L2 distance of snapshots"]
-    return ResultTable("Divergence from the reference", [*columns, "of the last, in proportion to the model"], rows)
+    columns = [
+        "suite",
+        "variant",
+        "mean absolute difference of the loss",
+        "largest difference of the loss",
+        "mean L2 distance of the snapshots",
+    ]
+    return ResultTable(
+        "Differences from the reference", [*columns, "distance of the last snapshot / norm of the model"], rows
+    )
 
 
 def rejected(analysis: Analysis) -> ResultTable | None:
@@ -149,7 +195,7 @@ def claims(analysis: Analysis) -> list[Claim]:
     """Return the claims that the runs can confirm or refute, each with its measured value."""
     passed = [run.audit == "pass" for run in analysis.measured.values()]
     count, share = len(analysis.suites), sum(passed) / len(passed)
-    gates = f"share of the {count} suites that pass all quality gates"
+    gates = f"share of the {count} suites whose runs pass all quality gates"
     return [
         Claim("pass-rate", "share of the runs that pass the audit", "table 5: 1.0", (1, 1), share),
         Claim("gates", gates, "section 5.9", (1, 1), len(analysis.counted) / count),
@@ -169,7 +215,7 @@ def _overlapped(analysis: Analysis) -> Iterator[Claim]:
     gained = analysis.paired(gain, GOODPUT, *pair)
     yield of(
         "gain",
-        "goodput that overlapped saves gain, as a part of the goodput of blocking saves",
+        "goodput that overlapped saves gain over blocking saves, divided by the goodput with blocking saves",
         "table 5: 0.032",
         (0, None),
         gained,
@@ -177,13 +223,13 @@ def _overlapped(analysis: Analysis) -> Iterator[Claim]:
     stall = analysis.paired(reduction, WAITED, *pair)
     yield of(
         "stall",
-        "part by which overlapped saves reduce the stall of blocking saves",
+        "reduction of the stall by overlapped saves, divided by the stall with blocking saves",
         "section 6.1: 57 %",
         (STALL, None),
         stall,
     )
     written = analysis.paired(reduction, lambda run: run.written, *pair)
-    yield of("write", "part by which overlapped saves reduce the time that steps wait for writing and queueing", "section 6.1: 92 %", (WRITE, None), written)  # fmt: skip
+    yield of("write", "reduction of the stall for writing and queueing by overlapped saves, divided by this stall with blocking saves", "section 6.1: 92 %", (WRITE, None), written)  # fmt: skip
 
 
 def _exact(analysis: Analysis) -> Iterator[Claim]:
@@ -192,7 +238,7 @@ def _exact(analysis: Analysis) -> Iterator[Claim]:
     if not (exact and analysis.has(REFERENCE)) or "workers_after" in analysis.matrix.sweep:
         return
     most = [analysis.loss_gap(suite, variant).most for suite in analysis.counted for variant in exact]
-    words = f"largest difference between a training loss and the reference's, in the variants {', '.join(exact)}"
+    words = f"largest difference between a training loss of {', '.join(exact)} and the loss of the reference in the same step"
     largest = math.nan if any(map(math.isnan, most)) else max(most)
     yield Claim("exact", words, "ours; section 6.5: a mean of 0.07", (0, 0), largest)
 
@@ -200,20 +246,18 @@ def _exact(analysis: Analysis) -> Iterator[Claim]:
 def remarks(analysis: Analysis) -> list[str]:
     """Return sentences for the report: how times are counted, which suites are left out, and what a save costs."""
     lines = [
-        "The wall clock, and so goodput, includes everything from the start of the supervisor to the end of the last worker: "
-        "start-up, every recovery, and the wait for saves that are still being written at the end.",
-        "The time for writing and queueing is the time that steps waited until a save was written, handed to the writer, or "
-        "had a place in the queue. The wait for the last save, after the last step, is part of `closing`.",
-        "Columns of the tables of times: `compute` is training (waiting for other ranks included), `data` waiting for the next "
-        "batch, `rework` training steps again, `recovery` the time from a failure to the next step, `startup` the time to the "
-        "first step, and `closing` the time after the last step.",
-        "Training waits for a save in five parts: `snapshot` (copying the state), `enqueue` (handing the copy to the writer), "
-        "`backpressure` (waiting because an earlier save is still being written), `write`, and `sync` (waiting for the other "
-        "ranks).",
+        "The wall clock of a run is counted from the start of the supervisor to the end of the last worker. It includes the "
+        "start, every recovery, and the wait for saves that are still being written at the end. Goodput is computed with this "
+        "wall clock.",
+        "The stall for writing and queueing is the time for which steps wait until a save is written (blocking saves), or "
+        "until it is handed to the writer and has a place in the writer's queue (overlapped saves). After the last step, the "
+        "wait for the last save counts as `closing`.",
     ]
     if analysis.failed:
         names = ", ".join(dict.fromkeys(failure.suite.name for failure in analysis.failed))
-        lines.append(f"NOT COUNTED, because one of their runs failed a quality gate: {names}. The last table says why.")
+        lines.append(
+            f"NOT COUNTED in any mean, because a run of the suite failed a quality gate: {names}. The last table says why."
+        )
     if analysis.has(BLOCKING, OVERLAPPED):
         # These decide whether overlapping can gain anything.
         size = analysis.mean(lambda run: float(run.bytes), BLOCKING) / 1e6
@@ -226,9 +270,9 @@ def remarks(analysis: Analysis) -> list[str]:
     if stolen := [run.stolen for run in analysis.measured.values() if run.stolen is not None]:
         repeated = sum(run.tries > 1 for run in analysis.measured.values())
         lines.append(
-            f"The host of this virtual machine gave {sum(stolen) / len(stolen):.1%} of its processors to others on average, "
-            f"and at most {max(stolen):.1%} during a run that counts. Because of this, {repeated} of {len(analysis.measured)} "
-            "runs were repeated."
+            f"The host of this virtual machine gave {sum(stolen) / len(stolen):.1%} of the processor time to other virtual "
+            f"machines on average, and at most {max(stolen):.1%} during a run that counts. {repeated} of "
+            f"{len(analysis.measured)} runs were repeated because the host gave away too much."
         )
     return lines
 

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from holdfast.blocks.division import Floats
-from holdfast.finding import counted
 from holdfast.lab import confidence
 from holdfast.lab.confidence import ConfidenceInterval
 from holdfast.lab.experiment import Options
 from holdfast.lab.partial.comparison import LIMIT, PanelComparison
 from holdfast.lab.partial.panels import panel_notes, quick_notes
 from holdfast.lab.plot_style import BAND, colour_of, legend, new_figure, style_name
-from holdfast.lab.result import Claim, Result, ResultTable, Row
+from holdfast.lab.result import Claim, Result, ResultTable, Row, Value
 from holdfast.lab.simulate.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -41,9 +40,33 @@ COLUMNS = {  # of the cost table, from a row of a result
     "bound": "bound_mean",
 }
 BOUND_CAPTION = (
-    "Each point is a trial. The horizontal axis has the bound of Theorem 3.2, the vertical axis the measured cost. Below the "
-    "line (cost = bound), the theorem holds. Trials that did not converge are not shown."
+    "Each point is a trial: one run with a failure. The horizontal axis has the bound of Theorem 3.2, the vertical axis the "
+    "measured cost. Trials below the line (cost = bound) cost less than the bound. Trials that did not converge are not shown."
 )
+REDUCTIONS = "Reductions, and why claims do not hold"
+REDUCTION_COLUMNS = [
+    "panel",
+    "blocks lost",
+    "reduction, in whole iterations",
+    "early failures",
+    "reduction without early failures",
+]
+REDUCTION_COLUMNS += ["from", "to", "perturbation smaller by, %", "why the claim does not hold or is not resolved"]
+REDUCTION_REMARK = (
+    f'In the table "{REDUCTIONS}", the first reduction counts costs in whole iterations, as the SCAR paper does. All other '
+    "values count fractions of an iteration too. The last number compares the size of the perturbation with its size under full "
+    "recovery, without early failures."
+)
+BOUNDS = "Measured costs and the bound of Theorem 3.2"
+BOUND_COLUMNS = [
+    "panel",
+    "c",
+    "trials",
+    "trials that cost at most the bound, %",
+    "median cost / bound",
+    "largest cost / bound",
+]
+BOUND_COLUMNS += ["the same in whole iterations, %", "how c was found"]
 
 
 def cost_result(
@@ -53,6 +76,7 @@ def cost_result(
     panels: Sequence[PanelComparison],
     claims: list[Claim],
     remarks: Sequence[str],
+    tables: Sequence[ResultTable],
     figure: "Figure",
     caption: str,
 ) -> Result:
@@ -69,9 +93,12 @@ def cost_result(
             *departures(options),
             *remarks,
             *unconverged_remarks(panels),
-            *(_bound_remark(comparison) for comparison in panels),
         ],
-        tables=[ResultTable("Iteration costs, with 95 % confidence intervals", list(COLUMNS), cells)],
+        tables=[
+            *tables,
+            ResultTable(BOUNDS, BOUND_COLUMNS, [_bound_row(comparison) for comparison in panels]),
+            ResultTable("Costs in iterations, with 95 % confidence intervals (from, to)", list(COLUMNS), cells),
+        ],
         figures={name: figure, "bound": bound_figure(panels)},
         captions={name: caption, "bound": BOUND_CAPTION},
     )
@@ -92,23 +119,18 @@ def criteria(panels: Sequence[PanelComparison]) -> Row:
         lengths = f"{shortest} to {longest} ({panel.measurement.unperturbed:.1f} on average)"
         words = f"{shortest}" if shortest == longest else lengths
         described[panel.panel] = (
-            f"{panel.workload} converges at a loss of {panel.criterion:g}, after {words} iterations"
+            f"converged at a loss of {panel.criterion:g}, after {words} iterations without a failure"
         )
     return described
 
 
-def cheapest_first(costs: Mapping[str, Floats]) -> str:
-    """Return the names in the order of their mean costs, and which of them are not proved to cost more than the first.
+def cheapest(costs: Mapping[str, Floats]) -> tuple[str, list[str]]:
+    """Return the name with the lowest mean cost, and the names that are not proved to cost more than this one.
 
     Each entry has the costs of the same failures under one strategy, so the pairs of a trial are compared."""
     means = {name: confidence.mean(confidence.finite(values)).value for name, values in costs.items()}
     names = sorted(costs, key=lambda name: (isnan(means[name]), means[name]))
-    order = ", ".join(f"{name} {means[name]:.2f}" for name in names)
-    first, trials = names[0], len(costs[names[0]])
-    close = [name for name in names[1:] if not _costs_more(costs[name], costs[first])]
-    if not close:
-        return order
-    return f"{order} (not resolved by {counted(trials, 'trial')}: whether {first} costs less than {' or '.join(close)})"
+    return names[0], [name for name in names[1:] if not _costs_more(costs[name], costs[names[0]])]
 
 
 def _costs_more(costs: Floats, others: Floats) -> bool:
@@ -119,10 +141,14 @@ def _costs_more(costs: Floats, others: Floats) -> bool:
 
 def unconverged_remarks(panels: Sequence[PanelComparison]) -> list[str]:
     return [
-        f"{comparison.label}, {row['policy']} {row['fraction']}, {row['recovery']} recovery, {row['lost']} lost: "
-        f"{row['unconverged']} of {row['trials']} trials did not reach the criterion within {LIMIT} times the iterations "
-        "of an unperturbed run; "
-        + ("no mean or reduction is given." if isnan(row["cost_mean"]) else "means and reductions leave them out.")
+        f"{comparison.label}, policy {row['policy']} with {row['fraction']} of the state in a save, {row['recovery']} recovery, "
+        f"{row['lost']} of the blocks lost: {row['unconverged']} of {row['trials']} trials did not converge within {LIMIT} "
+        "times the iterations of a run without a failure. "
+        + (
+            "No mean or reduction is given."
+            if isnan(row["cost_mean"])
+            else "Means and reductions leave these trials out."
+        )
         for comparison in panels
         for row in comparison.rows
         if row["unconverged"]
@@ -183,20 +209,18 @@ def draw_paper_range(axes: "Axes", place: float, low: float, high: float) -> Non
         axes.fill_between(ends, low, high, color=BAND, alpha=0.5, linewidth=0, zorder=0, label=label)
 
 
-def _bound_remark(comparison: PanelComparison) -> str:
-    """Return a sentence on how well the bound of Theorem 3.2 of the SCAR paper predicts the measured costs."""
+def _bound_row(comparison: PanelComparison) -> list[Value]:
+    """Return a row of the table that compares measured costs with the bound of Theorem 3.2 of the SCAR paper."""
     costs = list(comparison.measurement.strategies.values())
     cost, whole, bound = (np.concatenate([getattr(c, name) for c in costs]) for name in ("cost", "whole", "bound"))
     rate = comparison.measurement.rate
     if np.isnan(bound).any():
-        return f"{comparison.label}: the distance to the optimum does not shrink (c = {rate.c:.3f}), so Theorem 3.2 gives no bound."
+        why = "there is no bound, because the distance to the optimum does not shrink"
+        return [comparison.label, rate.c, len(cost), None, None, None, None, why]
     closeness = cost / np.maximum(bound, 1e-9)
-    return (
-        f"{comparison.label}: {rate.words}. {np.mean(cost <= bound):.1%} of {len(cost)} trials cost at most the bound of "
-        f"Theorem 3.2; the median cost is {np.median(closeness):.2f} of the bound, and the largest {np.max(closeness):.2f}. If "
-        f"costs are counted in whole iterations and the bound is rounded up{', as it is proved' if rate.proved else ''}, "
-        f"{np.mean(whole <= np.ceil(bound)):.1%} cost at most the bound."
-    )
+    within, rounded = 100 * float(np.mean(cost <= bound)), 100 * float(np.mean(whole <= np.ceil(bound)))
+    ratios = float(np.median(closeness)), float(np.max(closeness))
+    return [comparison.label, rate.c, len(cost), within, *ratios, rounded, rate.words]
 
 
 def bound_figure(panels: Sequence[PanelComparison]) -> "Figure":
@@ -254,27 +278,28 @@ def reduction_facts(panel: PanelComparison, strategy: Strategy, baseline: Strate
     )
 
 
-def explain_reduction(
+def reduction_row(
     panel: PanelComparison, strategy: Strategy, baseline: Strategy, claim: Claim | None = None
-) -> str:
-    """Return a sentence that compares the costs of `strategy` and `baseline`, with the reason if `claim` fails."""
+) -> list[Value]:
+    """Return a row that compares the costs of `strategy` and `baseline`, with the reason if `claim` does not hold."""
     facts = reduction_facts(panel, strategy, baseline)
-    policy, lost = strategy.policy, f"{strategy.lost} of the blocks lost"
-    name = f"{policy.name} with {policy.fraction} of the state in a save, {lost}" if policy.fraction < 1 else lost
+    place: list[Value] = [panel.label, str(strategy.lost)]
+    early = f"{facts.early} of {facts.trials}"
     if isnan(facts.later.value):
-        return f"{panel.label}, {name}: full recovery cost nothing, so there is nothing to reduce."
-    which = "If they are counted in fractions"
-    if 0 < facts.early < facts.trials:
-        which = f"Without the {facts.early} of {facts.trials} failures before the first full checkpoint"
-    line = (
-        f"{panel.label}, {name}: the reduction is {facts.whole:.2f} if iterations are counted in whole numbers, as in the "
-        f"paper. {which}, it is {facts.later.value:.2f} ({facts.later.ends()}), and the perturbation is "
-        f"{abs(facts.smaller):.0%} {'smaller' if facts.smaller >= 0 else 'larger'} than with full recovery."
-    )
-    if claim is None or claim.holds:
-        return line
-    why = "Why the claim does not hold" if claim.resolved else "Why the claim is not resolved, if not by chance"
-    return f"{line} {why}: {cause_of(facts, claim)}"
+        return [
+            *place,
+            None,
+            early,
+            None,
+            None,
+            None,
+            None,
+            "full recovery cost nothing, so there is nothing to reduce",
+        ]
+    why = ""
+    if claim is not None and not claim.holds:
+        why = f"{'does not hold' if claim.resolved else 'not resolved, by chance or because'}: {cause_of(facts, claim)}"
+    return [*place, facts.whole, early, *facts.later, 100 * facts.smaller, why]
 
 
 def cause_of(facts: ReductionFacts, claim: Claim) -> str:
@@ -282,30 +307,30 @@ def cause_of(facts: ReductionFacts, claim: Claim) -> str:
     low, high = claim.expected
     inside = f"in the expected range ({low} to {high})"
     if facts.early == facts.trials:
-        return "every failure comes before the first full checkpoint, so full recovery starts over."
+        return "every failure is early, so full recovery starts over."
     if claim.expects(facts.later.value):
-        return f"after early failures, blocks return to the random start. Without these, the reduction is {inside}."
+        return f"after early failures, blocks return to their initial values. Without early failures, the reduction is {inside}."
     if claim.expects(facts.whole):
-        return f"costs are counted in fractions. In whole iterations, the reduction is {inside}."
+        return f"costs are counted in fractions of an iteration. In whole iterations, the reduction is {inside}."
     if high is not None and claim.measured > high:
         unit = (1 - facts.later.value) / (1 - facts.smaller)
         return (
-            "the surviving blocks help the restored blocks to recover. A perturbation of the same size costs "
-            f"{unit:.0%} of what it costs with full recovery."
+            "the reduction is larger than expected, because the surviving blocks help the restored blocks to recover. For "
+            f"perturbations of equal size, partial recovery costs {unit:.0%} of what full recovery costs."
         )
     if facts.largest > facts.budget:
         return (
-            f"one block has {facts.largest:.0%} of the values, and a save may have {facts.budget:.1%} of them. So that "
-            "block is saved no more often than with full checkpoints."
+            f"one block has {facts.largest:.0%} of all values, and a save has room for {facts.budget:.1%} of them. This block "
+            "is therefore saved no more often than with full checkpoints."
         )
     if facts.scaled is not None and claim.expects(facts.scaled):
         return (
-            "changes of large and small blocks are ranked alike. If they are ranked relative to the sizes of the blocks, and "
-            f"early failures are left out, the reduction is {facts.scaled:.2f}, which is {inside}."
+            "changes of large and small blocks are ranked alike. If changes are ranked relative to the sizes of the blocks, "
+            f"and early failures are left out, the reduction is {facts.scaled:.2f}, which is {inside}."
         )
     if facts.budget < 1 and low is not None and facts.smaller < low:
         return (
             f"the changes are spread over many blocks, so the saved values are too old. The {facts.budget:.1%} of the state "
-            f"that changed most has {facts.concentration:.0%} of the squared change between two full checkpoints."
+            f"that changed most has only {facts.concentration:.0%} of the squared change between two full checkpoints."
         )
     return "not found. The perturbation is as small as expected, and the cost is not."

@@ -18,7 +18,7 @@ from holdfast.blocks.policy import Policy
 from holdfast.lab.confidence import ConfidenceInterval, finite, mean, paired
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.partial.comparison import PanelComparison, compare_strategies
-from holdfast.lab.partial.cost_report import cheapest_first, criteria, departures, panel_grid, unconverged_remarks
+from holdfast.lab.partial.cost_report import cheapest, criteria, departures, panel_grid, unconverged_remarks
 from holdfast.lab.result import Claim, Result, ResultTable, Row, Value
 from holdfast.lab.simulate.strategy import Strategy
 from holdfast.workloads.reinit import has_rule
@@ -54,15 +54,18 @@ FRESH = Approach("fresh values", "fresh")
 BOTH = Approach("early saves, fresh values", "fresh", saves="early")
 PRIORITY = Approach("priority 1/8", "partial", fraction=EIGHTH)
 PRIORITY_FRESH = Approach("priority 1/8, fresh values", "fresh", fraction=EIGHTH)
-WAYS = (  # sentences that describe the approaches, for the report
-    f"`{OVER.name}`: after a failure, all blocks return to the newest full checkpoint, or to the start.",
-    f"`{FIRST.name}`: only the lost blocks return; those that were never saved return to their initial values.",
-    f"`{EARLY.name}`: as `{FIRST.name}`, but before the first full checkpoint, parts of the blocks are saved after 1, 2, 4, "
-    "... iterations. Together they have the bytes of one full checkpoint.",
-    f"`{EARLY_FULL.name}`: as `{EARLY.name}`, but each of these saves has all blocks.",
-    f"`{FRESH.name}`: as `{FIRST.name}`, but lost blocks that were never saved get values by a rule of the model, such as zero.",
-    f"`{PRIORITY.name}`: an eighth of the state is saved in every iteration, the blocks that changed most first.",
-)
+DESCRIBED = {  # for the report, by approach
+    OVER: "after a failure, all blocks return to the newest full checkpoint, or to their initial values",
+    FIRST: "only the lost blocks return; blocks that were never saved return to their initial values",
+    EARLY: f"as `{FIRST.name}`; before the first full checkpoint, parts of the blocks are saved after 1, 2, 4, ... iterations, "
+    "and these parts together have the bytes of one full checkpoint",
+    EARLY_FULL: f"as `{EARLY.name}`, but each of the saves before the first full checkpoint has all blocks",
+    FRESH: f"as `{FIRST.name}`, but lost blocks that were never saved get values by a rule of the model, such as zero",
+    BOTH: f"saves as in `{EARLY.name}`, values as in `{FRESH.name}`",
+    PRIORITY: "every iteration saves an eighth of the state, the blocks that changed most first; blocks that were never saved "
+    "return to their initial values",
+    PRIORITY_FRESH: f"saves as in `{PRIORITY.name}`, values as in `{FRESH.name}`",
+}
 APPROACHES = (OVER, FIRST, EARLY, EARLY_FULL, FRESH, BOTH, PRIORITY, PRIORITY_FRESH)
 
 
@@ -106,8 +109,10 @@ class Split:
         for approach in self.approaches:
             written = float(approach.strategy(self.interval).policy.written(length))
             rows.append([approach.name, *self.both_costs(approach), written])
-        columns = ["way", "early", "from", "to", "later", "from", "to", f"states written in {length} iterations"]
-        return ResultTable(f"{self.comparison.label}: mean iteration cost of early and later failures", columns, rows)
+        columns = ["way", "early failures", "from", "to", "late failures", "from", "to"]
+        columns.append(f"states written in {length} iterations")
+        title = f"{self.comparison.label}: mean cost of a failure, in iterations, with its 95 % interval (from, to)"
+        return ResultTable(title, columns, rows)
 
     def costs(self, approach: Approach) -> Floats:
         return self.comparison.measurement.costs_of(approach.strategy(self.interval)).cost
@@ -122,52 +127,64 @@ def run(options: Options, meter: Meter) -> Result:
     panels = compare_strategies(options, meter, trials, strategies, OVER.strategy(interval), early=interval)
     splits = [Split(comparison, interval, approaches) for comparison in panels]
     regular, full = (approach.strategy(interval).policy.written(interval) for approach in (FIRST, EARLY_FULL))
-    config = {"seed": options.seed, "trials": trials, "interval": interval, "lost": str(LOST)}
+    config: dict[str, Value] = {
+        "seed": options.seed,
+        "trials": trials,
+        "iterations between two full checkpoints": interval,
+        "lost": f"{LOST} of the blocks",
+    }
     return Result(
         experiment="early-failures",
         config=config | criteria(panels),
         rows=[row for split in splits for row in split.rows()],
         claims=[claim for split in splits for claim in _claims(split)] if options.workload is None else [],
         remarks=[
+            f"Within the first {interval} iterations, `{EARLY.name}` writes as many values as `{FIRST.name}`: {regular} whole "
+            f"state. `{EARLY_FULL.name}` writes {full - regular} more whole states, once in a run. `{FRESH.name}` needs no "
+            "additional saves.",
             *departures(options),
-            *WAYS,
-            f"Early saves write as much as regular saves: {regular} state in the first {interval} iterations. All early full "
-            f"saves together write {full - regular} more states, once. Fresh values write nothing.",
             *(_remark(split) for split in splits),
             *unconverged_remarks(panels),
         ],
-        tables=[split.table() for split in splits],
+        tables=[_ways(approaches), *(split.table() for split in splits)],
         figures={"early-failures": figure(panels, interval, approaches)},
         captions={
-            "early-failures": "Mean iteration costs, with 95 % intervals, of failures that take half of the blocks: those "
-            "before the first full checkpoint, and the later ones."
+            "early-failures": "Mean costs in iterations, with 95 % intervals, of early failures (before the first full "
+            "checkpoint) and of late failures."
         },
     )
 
 
+def _ways(approaches: Sequence[Approach]) -> ResultTable:
+    return ResultTable(
+        "Ways to save and to restore", ["way", "meaning"], [[one.name, DESCRIBED[one]] for one in approaches]
+    )
+
+
 def _claims(split: Split) -> Iterator[Claim]:
-    panel, label, when = split.comparison.panel, split.comparison.label, "in failures before the first full checkpoint"
+    panel, label = split.comparison.panel, split.comparison.label
     if panel == FOUND_ON and not split.comparison.quick:
-        words = f"{label}: iterations by which `{FIRST.name}` costs more than `{OVER.name}`, {when}"
+        words = f"{label}: iterations by which `{FIRST.name}` costs more than `{OVER.name}`"
         more = split.saved(OVER, FIRST, split.early)
         yield Claim.of_estimate(f"{panel}-finding", words, "our finding", (0, None), more)
     for approach, against in ((EARLY, FIRST), (EARLY_FULL, FIRST), (FRESH, FIRST), (FRESH, OVER)):
         ident = "first" if against is FIRST else "over"
         ident = f"{panel}-{approach.saves if approach is not FRESH else 'fresh'}-{ident}"
-        words = f"{label}: iterations by which `{approach.name}` costs less than `{against.name}`, {when}"
+        words = f"{label}: iterations by which `{approach.name}` costs less than `{against.name}`"
         yield Claim.of_estimate(ident, words, "our goal", (0, None), split.saved(approach, against, split.early))
 
 
 def _remark(split: Split) -> str:
     early, label = split.early, split.comparison.label
     if not early.any() or early.all():
-        return f"{label}: {'no' if not early.any() else 'every'} failure comes before the first full checkpoint."
-    order = cheapest_first({approach.name: split.costs(approach)[early] for approach in split.approaches})
+        return f"{label}: {'no' if not early.any() else 'every'} failure is early."
+    first, close = cheapest({approach.name: split.costs(approach)[early] for approach in split.approaches})
+    unproved = f" (not proved against {' and '.join(f'`{name}`' for name in close)})" if close else ""
     more = split.saved(FIRST, EARLY, ~early)
     return (
-        f"{label}: mean cost of the {early.sum()} of {len(early)} failures before the first full checkpoint, cheapest first: "
-        f"{order}. In the other failures, `{EARLY.name}` costs {more.value:.2f} iterations ({more.ends()}) more than "
-        f"`{FIRST.name}`."
+        f"{label}: {early.sum()} of the {len(early)} failures are early. Early failures cost least with `{first}`{unproved}. "
+        f"In late failures, the mean cost with `{EARLY.name}` minus the mean cost with `{FIRST.name}` is {more.value:.2f} "
+        f"iterations ({more.ends()})."
     )
 
 

@@ -172,8 +172,12 @@ def comparison_result(options: Options, meter: Meter, trials: int, lost: Fractio
         *(Strategy(policy=policy, recovery="partial", lost=lost) for policy in (full, *smaller)),
     ]
     panels = compare_strategies(options, meter, trials, strategies, strategies[0])
-    config = {"trials": trials, "interval": interval, "lost": str(lost)}
-    return cost_result(NAME, options, config, panels, [], [], figure(panels[0], strategies), CAPTION)
+    config = {
+        "trials": trials,
+        "iterations between two full checkpoints": interval,
+        "lost": f"{lost} of the blocks",
+    }
+    return cost_result(NAME, options, config, panels, [], [], [], figure(panels[0], strategies), CAPTION)
 
 
 def figure(panel: PanelComparison, strategies: Sequence[Strategy]) -> "Figure":

@@ -13,7 +13,7 @@ from holdfast.lab.confidence import mean, paired
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.partial import cost_report
 from holdfast.lab.partial.comparison import PanelComparison, compare_strategies
-from holdfast.lab.result import Claim, Result
+from holdfast.lab.result import Claim, Result, ResultTable
 from holdfast.lab.simulate.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 LOST = (Fraction(1, 4), Fraction(1, 2), Fraction(3, 4), Fraction(1))
 PAPER = {Fraction(1, 4): (0.59, 0.89), Fraction(1, 2): (0.31, 0.62), Fraction(3, 4): (0.12, 0.42)}
 CAPTION = (
-    "The cost of a failure in iterations, over the fraction of the parameters that it takes: means with 95 % confidence "
-    "intervals. Dotted (late failures): only failures after the first full checkpoint."
+    "The mean cost of a failure in iterations, with its 95 % confidence interval, by the part of the blocks that is lost. "
+    "Dotted lines: late failures only."
 )
-IN_PAPER = "Yellow: where the paper's reductions would put partial recovery."
+IN_PAPER = "Yellow areas: the cost of partial recovery if it had the reductions that the SCAR paper reports."
 
 
 def strategy(recovery: str, lost: Fraction, interval: int) -> Strategy:
@@ -40,17 +40,21 @@ def run(options: Options, meter: Meter) -> Result:
     panels = compare_strategies(options, meter, trials, strategies, strategies[0])
     has_claims, claims = options.workload is None, []
     for panel in panels if has_claims else ():
-        words = f"{panel.label}: number of the steps from 1 to 3/4 to 1/2 to 1/4 lost in which the mean cost falls"
+        words = (
+            f"{panel.label}: how often the mean cost falls if the lost part is reduced from all blocks to 3/4, then to 1/2, "
+            "then to 1/4 (of three times)"
+        )
         count = sum(mean(_saved(panel, *step, interval)).value > 0 for step in pairwise(LOST))
         claims.append(Claim(f"{panel.panel}-falls", words, "figure 7", (3, 3), count))
         claims += [_reduction(panel, lost, interval) for lost in PAPER]
     return cost_report.cost_result(
         "partial-recovery",
         options,
-        {"trials": trials, "interval": interval},
+        {"trials": trials, "iterations between two checkpoints": interval},
         panels,
         claims,
-        [line for panel in panels for line in _remarks(panel, interval, has_claims=has_claims)],
+        [cost_report.REDUCTION_REMARK, *(line for panel in panels for line in rises(panel, interval))],
+        [_reduction_table(panels, interval, has_claims=has_claims)],
         figure(panels, interval, paper=has_claims),
         f"{CAPTION} {IN_PAPER}" if has_claims else CAPTION,
     )
@@ -58,7 +62,7 @@ def run(options: Options, meter: Meter) -> Result:
 
 def _reduction(panel: PanelComparison, lost: Fraction, interval: int) -> Claim:
     row = panel.row(strategy("partial", lost, interval))
-    words = f"{panel.label}: reduction of the cost by partial recovery, {lost} of the blocks lost"
+    words = f"{panel.label}: reduction by partial recovery if {lost} of the blocks are lost"
     ends = row["reduction_low"], row["reduction_high"]
     return Claim(f"{panel.panel}-{lost}", words, "section 5.3", PAPER[lost], row["reduction"], ends)
 
@@ -72,17 +76,15 @@ def _partial(panel: PanelComparison, lost: Fraction, interval: int) -> Floats:
     return panel.measurement.costs_of(strategy("partial", lost, interval)).cost
 
 
-def _remarks(panel: PanelComparison, interval: int, *, has_claims: bool) -> list[str]:
+def _reduction_table(panels: Sequence[PanelComparison], interval: int, *, has_claims: bool) -> ResultTable:
     baseline = strategy("full", Fraction(1), interval)
-    claims = {lost: _reduction(panel, lost, interval) for lost in PAPER}
-    lines = [
-        cost_report.explain_reduction(
-            panel, strategy("partial", lost, interval), baseline, claim if has_claims else None
-        )
-        for lost, claim in claims.items()
-        if lost == Fraction(1, 2) or (has_claims and not claim.holds)
-    ]
-    return [*lines, *rises(panel, interval)]
+    rows = []
+    for panel in panels:
+        for lost in PAPER:
+            claim = _reduction(panel, lost, interval) if has_claims else None
+            if lost == Fraction(1, 2) or (claim is not None and not claim.holds):
+                rows.append(cost_report.reduction_row(panel, strategy("partial", lost, interval), baseline, claim))
+    return ResultTable(cost_report.REDUCTIONS, cost_report.REDUCTION_COLUMNS, rows)
 
 
 def rises(panel: PanelComparison, interval: int) -> list[str]:
@@ -101,8 +103,8 @@ def rises(panel: PanelComparison, interval: int) -> list[str]:
         )
         if early.any() and not early.all():
             line += (
-                f". Failures before the first full checkpoint cost {ours[early].mean():.2f} and {theirs[early].mean():.2f} "
-                f"iterations, the others {ours[~early].mean():.2f} and {theirs[~early].mean():.2f}"
+                f". Early failures cost {ours[early].mean():.2f} and {theirs[early].mean():.2f} iterations, and late failures "
+                f"{ours[~early].mean():.2f} and {theirs[~early].mean():.2f}"
             )
         lines.append(f"{line}.")
     return lines

@@ -39,8 +39,8 @@ PANELS = (OverheadPanel("lda-20news", 20, 17, 16), OverheadPanel("lda-20news-200
 REDUCED = (OverheadPanel("lda-generated", 20, 12, 3),)
 DRAWN_IN = {SCAR: COLOURS["priority"], FULL: COLOURS["full recovery"], SCAR_ALONE: COLOURS["partial recovery"]}
 CAPTION = (
-    "Log likelihood by iteration (left) and by seconds (right): a thin line for every seed, a thick line for their mean. Nodes "
-    "are killed at the dotted line."
+    "log likelihood of the model by iteration (left) and by seconds of training (right). Each seed has a thin line, and their "
+    "mean has a thick line. Nodes are killed at the dotted line."
 )
 
 
@@ -127,7 +127,7 @@ def run(options: Options, meter: Meter) -> Result:
             *_lengths(all_results),
         ],
         figures={results.workload: figure(results) for results in all_results},
-        captions={results.workload: CAPTION for results in all_results},
+        captions={results.workload: f"{results.workload}: {CAPTION}" for results in all_results},
     )
 
 
@@ -136,11 +136,11 @@ def claims(results: OverheadResults) -> list[Claim]:
 
     SCAR saves and restores only a part of the model at a time."""
     name, share = results.workload, results.share()
-    sooner = f"{name}: iterations by which SCAR reaches the losses of full recovery sooner"
-    waits = f"{name}: time that training waits for the checkpoint of an iteration, divided by the other time of the iteration"
+    sooner = f"{name}: iterations by which SCAR reaches a loss sooner than full recovery, after the failure"
+    waits = f"{name}: time for which training waits for the checkpoint of an iteration, divided by the rest of the iteration"
     adds = (
-        f"{name}: time that a save adds to its iteration and the next, divided by the time of an iteration without a save in "
-        "the same processes"
+        f"{name}: time that a save adds to its iteration and the next one, divided by the time of an iteration without a save "
+        "in the same run"
     )
     paper = "section 5.5: 13 of 243 s"
     return [
@@ -153,23 +153,28 @@ def claims(results: OverheadResults) -> list[Claim]:
 
 def remarks(results: OverheadResults) -> list[str]:
     """Return sentences for the report on one topic model: the delay by failures, and the time of a checkpoint."""
-    parts = [f"{arm.name} {_words(results.sooner(SCAR_ALONE, arm))}" for arm in (SCAR, FULL)]
+    parts = [f"`{arm.name}` {_words(results.sooner(SCAR_ALONE, arm))}" for arm in (SCAR, FULL)]
     seconds, checkpoint = (_median(results.of(SCAR_ALONE), name) for name in ("seconds", "checkpoint"))
     full = _median(results.of(FULL_ALONE), "seconds") if results.of(FULL_ALONE) else float("nan")
-    whole = "" if np.isnan(full) else f", and {full:.3g} s with a full checkpoint every {INTERVAL} iterations"
+    whole = (
+        ""
+        if np.isnan(full)
+        else f" With full checkpoints every {INTERVAL} iterations, an iteration takes {full:.3g} s."
+    )
     lines = [
         f"nodes are killed at the end of iteration {FAILS}, before the updates of the workers are applied. The newest full "
         f"checkpoint is of iteration {FAILS - FAILS % INTERVAL}, so full recovery loses {FAILS % INTERVAL} iterations, and "
-        "no recovery can be sooner by more than that.",
-        f"iterations behind the run without a failure: {', '.join(parts)}.",
-        f"an iteration with a checkpoint of SCAR takes {seconds:.3g} s (median){whole}. Training waits {checkpoint:.3g} s of "
-        f"it for the checkpoint. An iteration of the paper takes {PAPER_SECONDS:g} s.",
+        f"SCAR cannot be more than {FAILS % INTERVAL} iterations sooner.",
+        f"iterations by which a run is behind the run without a failure: {', '.join(parts)}.",
+        f"with SCAR, an iteration takes {seconds:.3g} s (median), and training waits {checkpoint:.3g} s of this time for the "
+        f"checkpoint.{whole} In the SCAR paper, an iteration takes {PAPER_SECONDS:g} s.",
     ]
     failed = {claim.id.rpartition("-")[2] for claim in claims(results) if claim.resolved and not claim.holds}
     if "sooner" in failed:
         behind = _words(results.sooner(SCAR_ALONE, SCAR))
         lines.append(
-            f"SCAR is not {SOONER:g} iterations sooner: it is itself {behind} behind the run without a failure."
+            f"SCAR is less than {SOONER:g} iterations sooner, because it is itself {behind} iterations behind the run without "
+            "a failure."
         )
     if failed & {"share", "goal", "added"}:
         lines.append(_checkpoint_cost(results))
@@ -178,25 +183,26 @@ def remarks(results: OverheadResults) -> list[str]:
 
 def _checkpoint_cost(results: OverheadResults) -> str:
     """Return a sentence that says why a checkpoint takes long compared with an iteration."""
-    text = f"Checkpoints are too expensive here, where {NODES + server_trials.WORKERS + 1} processes share the cores"
+    count = NODES + server_trials.WORKERS + 1
+    text = f"checkpoints take longer than the claims allow. On this machine, {count} processes share the cores"
     if full := results.of(FULL_ALONE):
         waits = np.concatenate([trial.columns["checkpoint"][INTERVAL - 1 :: INTERVAL] for trial in full])
-        text += f" (a save of all blocks, which measures no distances, makes training wait {np.median(waits):.2g} s)"
+        text += f" (training waits {np.median(waits):.2g} s for a save of all blocks, which does not compute changes)"
     seconds = _median(results.of(SCAR_ALONE), "seconds")
-    return f"{text}. The paper's iteration is {PAPER_SECONDS / seconds:.0f} times longer."
+    return f"{text}. An iteration of the SCAR paper is {PAPER_SECONDS / seconds:.0f} times longer than here."
 
 
 def _lengths(panels: Sequence[OverheadResults]) -> list[str]:
     if len(panels) < 2:
         return []
     parts = [
-        f"{results.topics} topics: {_median(results.of(SCAR_ALONE), 'checkpoint'):.3g} s for a checkpoint, "
-        f"{_median(results.of(SCAR_ALONE), 'seconds'):.3g} s for an iteration with it"
+        f"with {results.topics} topics, training waits {_median(results.of(SCAR_ALONE), 'checkpoint'):.3g} s for a checkpoint "
+        f"in an iteration of {_median(results.of(SCAR_ALONE), 'seconds'):.3g} s"
         for results in panels
     ]
     return [
-        f"The paper has {PAPER_TOPICS} topics. More topics make an iteration longer, but not a checkpoint, so two numbers of "
-        f"topics are measured. {'; '.join(parts)}."
+        f"The SCAR paper uses {PAPER_TOPICS:,} topics. More topics make an iteration longer, but not a checkpoint. So the "
+        f"experiment measures two numbers of topics: {'; '.join(parts)}."
     ]
 
 

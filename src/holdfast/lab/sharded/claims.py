@@ -44,8 +44,8 @@ def claims(costs: MeasuredCosts) -> list[Claim]:
     for strategy, lost, most in AT_MOST:
         for interval in costs.size.intervals:
             words = (
-                f"`{strategy.name}`, {lost} of the ranks lost, a snapshot every {interval} steps: lag divided by the cost "
-                "of a rollback"
+                f"`{strategy.name}`, {lost} of the ranks lost, a snapshot every {interval} steps: mean lag divided by "
+                "the cost of a rollback"
             )
             ident = f"{strategy.name}-{lost.numerator}-of-{lost.denominator}-every-{interval}"
             made.append(Claim.of_estimate(ident, words, SOURCE, (None, most), costs.ratio(strategy, lost, interval)))
@@ -63,23 +63,25 @@ def remarks(costs: MeasuredCosts) -> list[str]:
     for interval in costs.size.intervals:
         age = float(costs.ages(interval).mean())
         parts.append(
-            f"{age:.1f} steps with a snapshot every {interval} steps (the error is {spread / max(age, 1e-9):.0%} of it)"
+            f"{age:.1f} steps with a snapshot every {interval} steps (the error is {spread / max(age, 1e-9):.0%} of this cost)"
         )
     return [
-        f"Noise floor: {floor:.2g} steps. It is the lag of runs in which nothing is lost and all weights are only rounded to "
-        f"bfloat16 (root mean square over {len(costs.lags(NOISE))} points of training). Strategies that change the weights "
-        "more scatter more, as their 95 % intervals show.",
-        f"Error of a large lag: {spread:.1f} steps. The exact cost of a rollback is known: it is the age of the snapshot. "
-        f"Measured lags of rollbacks differ from it by {spread:.1f} steps (root mean square), and by {errors.mean():+.1f} "
-        "steps on average, because a rollback trains on other batches than the steps that it repeats. Claims divide by the "
-        "exact cost.",
-        f"Mean exact cost of a rollback: {'; '.join(parts)}.",
-        "Bound: Theorem 3.2 of the SCAR paper computes an upper limit of the cost. It depends on the distance between the "
-        "recovered and the lost weights, on c (the factor by which each step reduces the distance to the optimum) and on D "
-        "(the distance to the optimum at the start).",
+        f"The noise floor is {floor:.2g} steps: the root mean square over {len(costs.lags(NOISE))} points of training. "
+        "Strategies that change the weights more have wider 95 % intervals.",
+        f"The error of a large lag is {spread:.1f} steps. It is known from rollbacks, because the exact cost of a rollback is "
+        f"known: the age of the snapshot. The measured lags of rollbacks differ from this cost by {spread:.1f} steps (root "
+        f"mean square), and by {errors.mean():+.1f} steps on average. They differ because a rollback trains on other batches "
+        "than the steps that it repeats. Claims divide by the exact cost.",
+        f"The mean exact cost of a rollback is {'; '.join(parts)}.",
+        "Columns of the table of lags: the lag is also given for failures during the warm-up of the learning rate, and for "
+        "failures after it. The rise of the loss is the validation loss directly after the recovery, minus the loss of the "
+        "undisturbed run at the same step.",
+        "The bound in the table and in the last figure is an upper limit of the lag, by Theorem 3.2 of the SCAR paper. It "
+        "depends on the distance between the recovered and the lost weights, on c (the factor by which each step reduces the "
+        "distance to the optimum) and on D (the distance to the optimum at the start).",
         _within_bound(costs),
-        "Nothing is proved here: training does not meet the assumptions of the theorem, c and D are fitted to the undisturbed "
-        "run, and the distance leaves out the moments of the optimizer.",
+        "Here the bound is only an estimate. The training does not meet the assumptions of the theorem, c and D are fitted to "
+        "the undisturbed run, and the distance does not include the moments of AdamW.",
     ]
 
 
@@ -88,8 +90,8 @@ def _within_bound(costs: MeasuredCosts) -> str:
     inside = sum(cost <= bound for cost, bound in pairs)
     ratio = np.median([cost / bound for cost, bound in pairs]) if pairs else float("nan")
     return (
-        f"In {inside} of {len(pairs)} trials that change the weights, the measured cost is at most the bound. The median cost "
-        f"is {ratio:.2f} of the bound."
+        f"In {inside} of the {len(pairs)} trials that change the weights, the lag is at most the bound. The median lag is "
+        f"{ratio:.2f} of the bound."
     )
 
 
@@ -114,8 +116,9 @@ def _cases(costs: MeasuredCosts, strategy: ShardStrategy) -> list[tuple[Fraction
 def tables(costs: MeasuredCosts) -> list[ResultTable]:
     """Return the costs of single failures, and the state of the long runs at their end."""
     rows = [_cost_row(costs, strategy, *case) for strategy in STRATEGIES for case in _cases(costs, strategy)]
-    columns = ["strategy", "lost", "snapshot every", "lag, steps", "from", "to", "lag / rollback", "from", "to"]
-    columns += ["lag in the warm-up", "lag after it", "jump of the loss", "bound, steps"]
+    columns = ["strategy", "ranks lost", "steps between snapshots", "lag, steps", "from", "to"]
+    columns += ["lag / cost of a rollback", "from", "to", "lag of failures in the warm-up, steps"]
+    columns += ["lag of failures after the warm-up, steps", "rise of the loss", "bound, steps"]
     single = ResultTable(
         "Lag by strategy: steps behind the undisturbed run, with 95 % intervals (from, to)", columns, rows
     )
@@ -144,11 +147,11 @@ def _repeated_table(costs: MeasuredCosts) -> ResultTable:
             behind = [lag(costs.curve(seed), _end(curve)) for seed, curve in zip(seeds, curves, strict=True)]
             rows.append([rate, count, strategy.name, final, float(np.mean(behind))])
     title = (
-        f"Repeated failures, {costs.size.repeated_steps} steps, snapshot every {costs.size.repeated_interval}: each rank "
-        "fails in each step with the given chance"
+        f"Repeated failures in runs of {costs.size.repeated_steps} steps, with a snapshot every "
+        f"{costs.size.repeated_interval} steps: each rank fails in each step with the given chance"
     )
     return ResultTable(
-        title, ["chance", "steps with a failure", "strategy", "final validation loss", "steps behind"], rows
+        title, ["chance", "steps with a failure", "strategy", "final validation loss", "lag at the end, steps"], rows
     )
 
 

@@ -27,15 +27,14 @@ COLOURS = {
     "noise": "#a0aec0",
 }
 CAPTIONS = {
-    "cost": "Lag (steps behind the undisturbed run) after a failure, by the part of the ranks that was lost: means with 95 % "
-    "intervals. The grey band is the noise floor: the lag of runs in which nothing was lost and all weights were rounded to "
-    "bfloat16. The dashed line is the cost of a rollback: the mean age of the newest snapshot. The vertical scale is linear "
-    "between -1 and 1, and logarithmic outside.",
-    "repeated": "Validation loss of long runs with many failures: in every step, each rank fails with the chance above the "
+    "cost": "Mean lag after a failure, with its 95 % interval, by the part of the ranks that was lost. The grey band is the "
+    "noise floor. The dashed line is the exact cost of a rollback: the mean age of the newest snapshot. The vertical scale is "
+    "linear between -1 and 1, and logarithmic outside.",
+    "repeated": "Validation loss of long runs with many failures. In every step, each rank fails with the chance above the "
     "plot. The curves of rollback and shadow are computed from the undisturbed run.",
-    "bound": "Each point is a trial. The vertical axis has its lag, the horizontal axis the bound of Theorem 3.2 for its "
-    "change of the weights. Points below the line (cost = bound) cost less than the bound. Strategies that change no weight "
-    "are left out.",
+    "bound": "Each point is a trial: one failure and one strategy. The vertical axis has the lag, the horizontal axis the "
+    "bound of Theorem 3.2. Points below the line (cost = bound) cost less than the bound. Strategies that change no weight "
+    "are not shown.",
 }
 
 

@@ -55,8 +55,8 @@ def run(options: Options, meter: Meter) -> Result:
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "processor",
         "model": str(size.model),
         "steps": size.steps,
-        "measured after a failure": f"{size.losses} losses, each of the weights averaged over {size.averaged} steps, "
-        f"from step {size.settle} on",
+        "measured after a failure": f"{size.losses} losses from {size.settle} steps after it on, each computed with the mean of "
+        f"the weights over {size.averaged} steps",
     }
     known = _measure(size, options, text.digest, meter)
     return _result(MeasuredCosts(size, options.seed, known), config)
