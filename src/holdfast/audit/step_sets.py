@@ -1,4 +1,4 @@
-"""Sets of steps as sorted arrays of numbers. Most are ranges, which need not be sorted or compared number by number."""
+"""Sets of steps as sorted arrays of step numbers. Most are ranges, which need not be sorted or compared number by number."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""A limit for the bytes a second that a writer gives to the storage, for saves in the background."""
+"""A limit of the bytes that a writer writes to the storage in a second, for saves in the background."""
 
 import time
 from collections.abc import Callable

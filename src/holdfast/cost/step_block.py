@@ -1,4 +1,4 @@
-"""Blocks of folded steps, which take the place of their step events where the cost of a run is computed."""
+"""Totals of up to 256 folded steps, from which the cost of a run is computed instead of from each step event."""
 
 from collections.abc import Iterator
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""The rank of this process and the number of ranks, short messages among the ranks, and the gate at a step boundary.
+"""The rank of this process, the number of ranks, short messages among ranks, and their agreement between two steps.
 
 Under a supervisor or torchrun the ranks share a store and a process group; a process on its own is rank 0 of 1. A rank
 that waits for a message polls the store. A blocking wait would keep other threads of this process from the store, and

@@ -1,4 +1,4 @@
-"""Reads the beginnings of history files that were folded into segments.
+"""Reads the beginnings of history files, whose lines were moved into segments (folded).
 
 The lines of a file up to some byte may be in segments, in the folder `segments` beside the file. Then these bytes of the
 file are not read: they may be a hole. A file that is continued on another machine has another first line, by which a

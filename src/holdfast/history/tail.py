@@ -1,4 +1,4 @@
-"""Reads what the next attempt must know about earlier ones, from the ends of the run's history files.
+"""Reads what the next attempt must know about earlier attempts, from the ends of the run's history files.
 
 The files are read back to the newest snapshot at most, so a restart costs the same after a million steps as after a
 thousand. Injected failures have small files of their own.

@@ -1,4 +1,4 @@
-"""The samples of each step, computed from the number of the step alone.
+"""The samples of each step, computed from the seed and the number of the step, without stored state.
 
 Each epoch shuffles the samples and cuts them into windows, one per step. Window `cursor` of `epoch` is the same for any
 number of workers, which divide it among themselves. Resuming anywhere costs the computation of one window, not of an

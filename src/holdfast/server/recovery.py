@@ -1,4 +1,4 @@
-"""Recovery of a run after members are lost.
+"""Recovery of a run on the parameter server, after nodes or workers are lost.
 
 Other nodes load the blocks of lost nodes from the running checkpoint, and other workers take over their input parts.
 Any step can be repeated if another member is lost meanwhile.

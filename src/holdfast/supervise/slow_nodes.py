@@ -1,4 +1,4 @@
-"""Finds nodes whose workers are all slower than those of the other nodes, by the own times of their latest steps. No I/O.
+"""Finds nodes that are slower than the other nodes, from the times of their latest steps. No I/O.
 
 The workers of one node are compared with each other (`stragglers`). A node that is slow as a whole, because it is too
 hot for example, has no worker that is slower than the others. So the nodes also tell each other about once a second how

@@ -1,4 +1,4 @@
-"""Injection of planned failures. Each is injected once per run folder, and recorded before it strikes.
+"""Injection of planned failures into a worker. Each is injected once per run folder, and recorded before it strikes.
 
 Failures of processes are injected here, at a point of a step; storage faults are injected in the store, in the next
 save. A rank that is to fail in backward, or before its optimizer steps, first waits until every rank has the gradient

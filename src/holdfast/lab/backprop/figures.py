@@ -1,4 +1,4 @@
-"""Figures like the paper's 2 to 4, drawn only from the rows of a result, so that stored results can be drawn again."""
+"""Figures of backprop-tradeoff, drawn only from the rows of a result, so that stored results can be drawn again."""
 
 from collections.abc import Sequence
 from math import isfinite

@@ -1,4 +1,4 @@
-"""The experiment early-failures: failures before the first full checkpoint, and two remedies that the paper does not have.
+"""The experiment early-failures: failures before the first full checkpoint, and two remedies that the SCAR paper does not have.
 
 A block that was never saved can only be reset to its initial value, which on matrix factorization costs more than
 starting over. First remedy: saves start early, after 1, 2, 4, ... iterations, with parts that together have the bytes of

@@ -1,4 +1,4 @@
-"""Check runs with staleness, in which nodes apply each push on arrival, and workers may be ahead of each other."""
+"""Check runs with `--staleness`, in which nodes apply each push on arrival and a worker may be ahead of others."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
