@@ -161,3 +161,30 @@ def test_nodes_continue_after_two_claims_of_which_only_the_first_took_effect(tmp
     with pytest.raises(StorageFailed):
         closer._take_term([greeting], Peers())
     assert cast(Any, closer._take_term([greeting], Peers())).number == 3
+
+
+def test_nodes_that_are_together_again_follow_a_claim_that_took_effect_late(tmp_path: Path) -> None:
+    class Slow:
+        """The terms in a checkpoint store, which takes the first claim, but not in time."""
+
+        is_slow = True
+
+        def term(self) -> Term | None:
+            return terms.newest(store)
+
+        def take(self, term: Term) -> bool:
+            is_taken = terms.take(store, term)
+            if self.is_slow:
+                self.is_slow = False
+                raise StorageFailed("it did not answer")
+            return is_taken
+
+    store, own = DirectoryStore(tmp_path), "10.0.0.1:1"
+    closer = RoundCloser(Node(rank=0, of=2, endpoint="node0:29400"), own, cast(Any, Slow()))
+    both = cast(Any, [{"node": 0, "who": "a", "term": 1}, {"node": 1, "who": "b", "term": 1}])
+    last = Peers()
+    last.term, last.members = Term(1, "token", own, (0, 1)), {"a": 0, "b": 1}
+    assert closer._take_term(both, last) == last.term
+    with pytest.raises(StorageFailed):
+        closer._take_term(both[:1], last)  # node 1 is silent, and comes back before the store answers
+    assert cast(Any, closer._take_term(both, last)).number == 3  # in term 1 their workers could no longer save
