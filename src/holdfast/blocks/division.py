@@ -1,4 +1,4 @@
-"""Divide a state into blocks, the units in which it is lost, saved and restored.
+"""Divide a state into blocks: parts that are lost, saved and restored as a whole.
 
 A state is a dict of named numpy arrays or torch tensors. `Blocks` numbers its blocks 0..n-1, and every other part of
 the package refers to blocks by these numbers. This module knows nothing of steps, failures or storage.

@@ -1,4 +1,4 @@
-"""`holdfast logs`: show what the workers of a run printed, in all attempts, and follow it while the run trains."""
+"""`holdfast logs`: show what the workers of a run printed, in all attempts, also while the run trains."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""`holdfast serve`: train on a parameter server, show the status of a run, let nodes join it."""
+"""`holdfast serve`: train on a parameter server, show the status of a run, and add nodes to a run."""
 
 from fractions import Fraction
 from pathlib import Path

@@ -121,7 +121,7 @@ class Joined(NamedTuple):
     """Event: a node or worker joined the run; `version` is the new version of the map from blocks to nodes."""
 
     iteration: int
-    kind: str  # `node`, `worker` or `controller`
+    kind: str  # `node` or `worker`
     number: int  # the number of the process
     version: int  # the new version of the map from blocks to nodes
 

@@ -150,7 +150,7 @@ class Corruption(NamedTuple):
     agreed: int | None  # the last step before which all ranks agreed
     ranks: Sequence[int]  # the ranks whose states differ
     culprit: int | None  # the rank that is wrong; null if unknown
-    because: str  # the reason for naming the culprit
+    because: str  # a description of the difference
     digests: Sequence[str]  # a digest of the state of each rank
     copies: Sequence[str] = ()  # digests of the copies of shards, each of the rank `apart` ranks before
     finite: bool = True  # false if the states are equal, but have become infinite or NaN
@@ -212,7 +212,7 @@ class Launch(NamedTuple):
 
     attempt: int
     workers: int  # the number of workers on this node
-    argv: Sequence[str] = ()  # the command and its arguments
+    argv: Sequence[str] = ()  # the script and its arguments
     nodes: int = 1  # the number of nodes of the whole run
     extends: bool = False  # true if the plan may be longer than before
     changed: Sequence[str] = ()  # arguments that differ from the previous command

@@ -1,4 +1,4 @@
-"""Follows a history file while it grows."""
+"""Reads new events of a history file while its writer appends them."""
 
 import os
 import stat

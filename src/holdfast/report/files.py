@@ -1,4 +1,4 @@
-"""Writing of report pages: one HTML file, Markdown with figures, or a folder with both and all tables as CSV."""
+"""Writing of report pages: an HTML file, Markdown with figures, or a folder with these and all tables as CSV."""
 
 import csv
 import io

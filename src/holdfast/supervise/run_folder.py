@@ -1,4 +1,4 @@
-"""The folder of a run: which run it holds, and whether a command continues that run.
+"""The folder of a run: checks which run is in the folder, and whether a command continues this run.
 
 A run is identified by its script, the script's arguments, its seed, its recovery strategy and its initial weights.
 Arguments may change if the user names them (--may-change) or extends the run (--extend). A folder in which nothing was

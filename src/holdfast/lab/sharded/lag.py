@@ -1,4 +1,4 @@
-"""The lag of a disturbed training run: how many steps it is behind the undisturbed run on the same batches.
+"""The lag of a disturbed training run: how many steps the run is behind the undisturbed run on the same batches.
 
 Both runs see the same batches and are measured on the same text, so most noise is in both and cancels in the
 difference of their losses. A loss is that of the mean of the weights over some steps, which leaves out what single

@@ -1,4 +1,4 @@
-"""Copies of the previous rank's weights, kept from the all-gathers of forward: they need no traffic, and no optimizer.
+"""Copies of the previous rank's weights, kept from the all-gathers of forward, without more traffic or optimizer steps.
 
 Every forward gathers all parameters on all ranks. From each all-gather this rank keeps the part that the previous rank
 contributed, on the same device and in the gathered dtype. If the previous rank is lost, these are its newest weights:
