@@ -2,7 +2,7 @@
 
 import pytest
 
-from fake_runs import PLAN, changed
+from fake_runs import PLAN, changed, is_a
 from fake_two_ranks import TwoRankRun, by
 from holdfast.audit.verdicts import audit, worst
 from holdfast.events import Done, Event, Judged, Launch, Open, Restart
@@ -60,6 +60,6 @@ def test_an_error_within_one_nodes_history_is_still_an_error() -> None:
 
 
 def test_a_history_that_claims_an_absurd_number_of_nodes_is_audited_at_once() -> None:
-    events = changed(two_nodes()[0], lambda event: isinstance(event.what, Launch), nodes=1 << 62)
+    events = changed(two_nodes()[0], is_a(Launch), nodes=1 << 62)
     unknown = [finding.because for finding in audit(events) if finding.verdict == "unknown"]
     assert any("the history of nodes 1, 2, 3, ... is absent" in because for because in unknown), unknown

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fake_runs import changed, extended, preempted, stopped
+from fake_runs import changed, extended, is_a, preempted, stopped
 from fake_two_ranks import TwoRankRun
 from holdfast.audit.verdicts import audit
 from holdfast.events import Commit, Done, Event, Plan, Preempted, Stopped
@@ -22,14 +22,6 @@ def verdict(events: list[Event]) -> str:
 
 def told(events: list[Event]) -> str:
     return next(each.because for each in audit(events) if each.check == "reached_the_end")
-
-
-def of(kind: Any, **fields: Any) -> Callable[[Event], bool]:
-    def is_meant(event: Event) -> bool:
-        what = event.what
-        return isinstance(what, kind) and all(getattr(what, name) == value for name, value in fields.items())
-
-    return is_meant
 
 
 def put(events: list[Event], which: Callable[[Event], bool], make: Callable[[Any], Any]) -> list[Event]:
@@ -59,10 +51,10 @@ def test_a_stop_that_was_not_is_caught(seed: int) -> None:
     run = stopped(random.Random(seed))
     events = run.events
     stops = [each.what for each in events if isinstance(each.what, Stopped)]
-    one = first(events, of(Stopped))
+    one = first(events, is_a(Stopped))
     forged = [
-        put(events, of(Stopped), lambda what: Done(what.attempt, what.step)),
-        put(events, of(Stopped), lambda what: what._replace(step=what.step + 1)),
+        put(events, is_a(Stopped), lambda what: Done(what.attempt, what.step)),
+        put(events, is_a(Stopped), lambda what: what._replace(step=what.step + 1)),
     ]
     if len(stops) > 1:
         forged += [
@@ -70,7 +62,9 @@ def test_a_stop_that_was_not_is_caught(seed: int) -> None:
             put(events, one, lambda what: Preempted(what.attempt, what.step)),
         ]
     if not stops[0].left:
-        forged.append(put(events, of(Commit, step=stops[0].step, stops=True), lambda what: what._replace(stops=False)))
+        forged.append(
+            put(events, is_a(Commit, step=stops[0].step, stops=True), lambda what: what._replace(stops=False))
+        )
     assert [number for number, each in enumerate(forged) if verdict(each) == "pass"] == []
 
 
@@ -83,7 +77,7 @@ def test_a_run_that_continues_after_its_script_stopped_it_fails(seed: int) -> No
 def test_a_preemption_that_is_called_a_stop_is_caught(seed: int) -> None:
     """What was saved then says nothing of a stop; of a script that leaves its loop, it need not."""
     events = preempted(random.Random(seed)).events
-    assert verdict(put(events, of(Preempted), lambda what: Stopped(what.attempt, what.step))) != "pass"
+    assert verdict(put(events, is_a(Preempted), lambda what: Stopped(what.attempt, what.step))) != "pass"
 
 
 def test_a_rank_whose_history_of_the_last_attempt_is_absent_is_named_as_not_done() -> None:
@@ -98,7 +92,7 @@ def test_a_rank_whose_history_of_the_last_attempt_is_absent_is_named_as_not_done
 
 def test_a_stop_without_a_mark_in_its_snapshot_fails() -> None:
     run = TwoRankRun().trains(1, None, 17).stops(1, 17)
-    run.events = changed(run.events, of(Commit, step=17), stops=False)
+    run.events = changed(run.events, is_a(Commit, step=17), stops=False)
     assert run.found("reached_the_end") == (
         "fail",
         "rank-0 says that its script stopped the run at step 17 in attempt 1, but the snapshot that was saved there has "
@@ -112,10 +106,10 @@ def test_a_plan_that_shrinks_or_grows_without_extending_fails(seed: int) -> None
     events = run.events
     number = max(each.what.attempt for each in events if isinstance(each.what, Plan))
     forged = [
-        changed(events, of(Plan, extends=True), extends=False),
-        changed(events, of(Plan, extends=False), epochs=3),
-        changed(events, of(Plan, attempt=number), epochs=1),
-        changed(events, first(events, of(Plan, attempt=number)), epochs=3),
-        changed(events, of(Done, attempt=1), step=20),
+        changed(events, is_a(Plan, extends=True), extends=False),
+        changed(events, is_a(Plan, extends=False), epochs=3),
+        changed(events, is_a(Plan, attempt=number), epochs=1),
+        changed(events, first(events, is_a(Plan, attempt=number)), epochs=3),
+        changed(events, is_a(Done, attempt=1), step=20),
     ]
     assert [place for place, each in enumerate(forged) if verdict(each) == "pass"] == []

@@ -10,7 +10,7 @@ import pytest
 
 from fake_histories import write_history
 from fake_live_runs import FakeLiveRun
-from fake_runs import changed, digest
+from fake_runs import changed, digest, is_a
 from fake_two_ranks import TwoRankRun, by, found
 from holdfast import cli
 from holdfast.audit.verdicts import audit, worst
@@ -88,7 +88,7 @@ class TestTheSeedOfARun:
         )
         only_one = changed(
             self.run(5, 6, 6).events,
-            lambda each: isinstance(each.what, Attempt) and each.who == "rank-1" and each.what.attempt == 3,
+            is_a(Attempt, "rank-1", attempt=3),
             seed=7,
         )
         run = TwoRankRun()
@@ -139,9 +139,7 @@ def test_a_found_commit_needs_no_save_event() -> None:
 def test_a_commit_with_the_state_of_another_step_fails_if_the_parameters_have_changed_since() -> None:
     run = TwoRankRun().trains(1, None, 12).saves(1, 5).saves(1, 10).trains(2, 10, 17).stops(2, 17)
     assert run.found("restored_states_agree")[0] == "pass"
-    run.events = changed(
-        run.events, lambda each: isinstance(each.what, Commit) and each.what.step == 5, state=digest("saved", 10)
-    )
+    run.events = changed(run.events, is_a(Commit, step=5), state=digest("saved", 10))
     assert run.found("restored_states_agree") == (
         "fail",
         "the snapshots of step 5 (attempt 1) and step 10 (attempt 1) have one digest, but the parameters changed "

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from fake_runs import changed, digest
+from fake_runs import changed, digest, is_a
 from fake_two_ranks import TwoRankRun
 from holdfast.events import Plan, Recover, Step
 
@@ -17,7 +17,7 @@ class TestUnknownArguments:
         run = TwoRankRun().trains(1, None, 12).saves(1, 10).trains(2, 10, 17).stops(2, 17)
         again = changed(
             run.events,
-            lambda each: isinstance(each.what, Step) and each.what.attempt == 2,
+            is_a(Step, attempt=2),
             state=digest("otherwise") + digest("own"),
         )
         names = [f"rank-{rank}" for rank in ranks]
@@ -36,7 +36,7 @@ class TestUnknownArguments:
 
     def test_of_both_attempts_are_the_same(self) -> None:
         run = TwoRankRun().trains(1, None, 12).saves(1, 10).trains(2, 10, 17).stops(2, 17)
-        run.events = changed(run.events, lambda each: isinstance(each.what, Plan), command=None)
+        run.events = changed(run.events, is_a(Plan), command=None)
         assert run.found("repeated_steps_agree") == ("pass", "2 of 2 repeated steps came out the same")
 
     def test_arguments_that_differ_excuse_a_difference(self) -> None:
@@ -54,7 +54,7 @@ class TestBuffersOfRank1:
         fingerprint = digest("shared", 9) + restored
         run.events = changed(
             run.events,
-            lambda each: isinstance(each.what, Recover) and each.what.attempt == 2,
+            is_a(Recover, attempt=2),
             fingerprint=fingerprint,
         )
         for step in changed_steps:

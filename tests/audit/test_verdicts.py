@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fake_runs import changed, digest
+from fake_runs import changed, digest, is_a
+from fake_two_ranks import by
 from holdfast import finding
 from holdfast.audit.verdicts import CHECKS, Finding, audit, audit_run, worst
 from holdfast.events import (
@@ -32,7 +33,6 @@ from holdfast.events import (
     Seconds,
     Step,
     Strike,
-    What,
     from_json,
     to_json,
 )
@@ -45,19 +45,6 @@ LENGTH = 10  # windows in an epoch of the histories below
 PLAN = SamplePlan(samples=167, batch=16, epochs=3, seed=11)
 EVERY = 4  # steps between the commits of a life
 assert PLAN.steps_per_epoch == LENGTH
-
-
-def by(who: str, *several: What) -> list[Event]:
-    return [Event(0.0, who, what) for what in several]
-
-
-def is_a(kind: type[Any], who: str | None = None, **fields: object) -> Callable[[Event], bool]:
-    """Whether an event is of this kind, of this writer, and says this."""
-    return lambda each: (
-        isinstance(each.what, kind)
-        and who in (None, each.who)
-        and all(getattr(each.what, name) == value for name, value in fields.items())
-    )
 
 
 def life(*attempts: tuple[int, int], plan: SamplePlan = PLAN) -> list[Event]:

@@ -1,7 +1,6 @@
 """A node is lost with its supervisor, also the one at which the others meet: those that are left go on by themselves."""
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 
 from holdfast import cli
 from holdfast.supervise.nodes.connection import is_listening, split_address
+from networks import Networks, joined_networks
 from supervisor_process import SUPPORT, Start, Supervisor, alive, descendants, wait_until
 
 LOOP = SUPPORT / "training_script.py"
@@ -177,46 +177,25 @@ def test_a_node_that_waits_while_the_others_come_to_the_end_ends_as_if_it_had_co
 
 def test_of_two_parts_that_do_not_reach_each_other_one_goes_on_and_the_other_comes_back_to_it(
     job: Any,
-    cable: tuple[list[str], str, list[str]],
+    networks: Networks,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    spaces, host, end = cable
-    run = job(2, spaces, host)
+    run = job(2, networks.names, networks.host)
     run.await_world(1, 2)
-    ip(*end, "down")
+    networks.pull_out()
     run.await_world(2, 1)
     assert sum(" without node" in node.stderr for node in run.nodes) == 1
-    ip(*end, "up")
+    networks.plug_in()
     run.await_world(3, 2)
     completed(run, run.nodes, attempts=3)
     assert sum(" without node" in node.stderr for node in run.nodes) == 1
     audited(run.nodes[0].out, monkeypatch, capfd)
 
 
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
-
-
 @pytest.fixture
-def cable() -> Iterator[tuple[list[str], str, list[str]]]:
-    """Two networks joined by a cable: their names, the address of the first, and how the cable is pulled out."""
-    if not shutil.which("ip"):
-        pytest.skip("no network namespaces here: there is no command ip")
-    names = [f"holdfast-cable-{os.getpid()}-{i}" for i in (0, 1)]
-    ends = [f"hc{os.getpid() % 100_000}-{i}" for i in (0, 1)]
-    try:
-        for name in names:
-            ip("netns", "add", name)
-        ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
-        for i, (name, end) in enumerate(zip(names, ends, strict=True)):
-            ip("link", "set", end, "netns", name)
-            ip("-n", name, "address", "add", f"10.213.8.{i + 1}/24", "dev", end)
-            ip("-n", name, "link", "set", end, "up")
-            ip("-n", name, "link", "set", "lo", "up")
-        yield names, "10.213.8.1", ["-n", names[1], "link", "set", ends[1]]
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no network namespaces here: {error}")
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+def networks() -> Iterator[Networks]:
+    with joined_networks(8) as networks:
+        if isinstance(networks, str):
+            pytest.skip(networks)
+        yield networks

@@ -1,9 +1,6 @@
 """Two supervisors, each with an address and a folder of its own, train as one job and fail, restart and end together."""
 
-import os
-import shutil
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +9,7 @@ import pytest
 
 from holdfast.supervise.nodes.rendezvous import Node, RoundInfo
 from listening_ports import free_port, listening
+from networks import Networks, joined_networks
 from supervisor_process import Start, StartCommand, Supervisor, wait_until
 
 
@@ -25,7 +23,7 @@ def both(request: pytest.FixtureRequest, start: Start) -> Any:
     networks = None if wanted == "loopback" else request.getfixturevalue("namespaces")
     if wanted == "namespaces" and isinstance(networks, str):
         pytest.skip(networks)
-    spaces, host = networks if isinstance(networks, tuple) else ([None, None], "127.0.0.2")
+    spaces, host = (networks.names, networks.host) if isinstance(networks, Networks) else ([None, None], "127.0.0.2")
     endpoint = f"{host}:{free_port('127.0.0.2')}"
 
     def run(task: dict[str, Any], **config: Any) -> list[Supervisor]:
@@ -44,35 +42,10 @@ def both(request: pytest.FixtureRequest, start: Start) -> Any:
 
 
 @pytest.fixture(scope="module")
-def namespaces() -> Iterator[tuple[list[str], str] | str]:
-    """Two networks joined by a cable, and the address of the first: as near to two machines as one machine comes.
-
-    Or why this machine has none.
-    """
-    if not shutil.which("ip"):
-        yield "no network namespaces here: there is no command ip"
-        return
-    names = [f"holdfast-{os.getpid()}-{i}" for i in (0, 1)]
-    ends = [f"hf{os.getpid() % 100_000}-{i}" for i in (0, 1)]
-    try:
-        for name in names:
-            ip("netns", "add", name)
-        ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
-        for i, (name, end) in enumerate(zip(names, ends, strict=True)):
-            ip("link", "set", end, "netns", name)
-            ip("-n", name, "address", "add", f"10.213.7.{i + 1}/24", "dev", end)
-            ip("-n", name, "link", "set", end, "up")
-            ip("-n", name, "link", "set", "lo", "up")
-        found: tuple[list[str], str] | str = (names, "10.213.7.1")
-    except (OSError, subprocess.CalledProcessError) as error:
-        found = f"no network namespaces here: {error}"
-    yield found
-    for name in names:
-        subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
-
-
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+def namespaces() -> Iterator[Networks | str]:
+    """Two networks, or the reason why this machine has none."""
+    with joined_networks(7) as networks:
+        yield networks
 
 
 @pytest.mark.parametrize("both", ["loopback", "namespaces"], indirect=True)

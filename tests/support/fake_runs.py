@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import xxhash
 
@@ -696,6 +696,15 @@ class _Play:
 
     def _committed(self, snapshot: Snapshot) -> str:
         return digest("committed", snapshot.by)
+
+
+def is_a(kind: type[Any], who: str | None = None, **fields: object) -> Callable[[Event], bool]:
+    """Return a function that returns True for an event of this kind, by this writer, with these fields."""
+    return lambda event: (
+        isinstance(event.what, kind)
+        and who in (None, event.who)
+        and all(getattr(event.what, name) == value for name, value in fields.items())
+    )
 
 
 def changed(events: Sequence[Event], which: Callable[[Event], bool], **fields: object) -> list[Event]:
