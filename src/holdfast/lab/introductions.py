@@ -60,10 +60,14 @@ BACKPROP = {
     "`forward`": "the surviving workers complete the mini-batch with their own samples.",
     "`skip`": "the mini-batch is dropped, and the weights stay as they were before it.",
     "Baseline": "the same mini-batch without a failure.",
+    "panel": "a network with its data: `resnet50-tinyimagenet` is a ResNet-50 on Tiny ImageNet, `nt3` is the network of the "
+    "NT3 benchmark, which classifies tissue by its gene expression, and `resnet18-cifar10` is a ResNet-18 on CIFAR-10.",
     "checkpoint-restart": "the usual recovery: all workers return to a checkpoint, which is made once in an epoch. A failure "
     "therefore repeats half an epoch on average.",
     "point of failure": "how much of the backward pass is done when the workers are lost: 25, 50 or 75 %. Failures strike "
     "early, in the middle and late in training.",
+    "performance model": "the model of the paper (section IV.C), which predicts the cost of a failure from the times of a "
+    "mini-batch, a save, a load, and the start of a process.",
     "difference of accuracy": "how far the test accuracy after the interrupted mini-batch is from Baseline's accuracy, divided "
     "by Baseline's accuracy: 0.05 means 5 % of Baseline's accuracy. The change of accuracy is the same with a sign: it is "
     "negative if the accuracy is lower than Baseline's.",

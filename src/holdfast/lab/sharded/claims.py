@@ -66,12 +66,12 @@ def remarks(costs: MeasuredCosts) -> list[str]:
             f"{age:.1f} steps with a snapshot every {interval} steps (the error is {spread / max(age, 1e-9):.0%} of this cost)"
         )
     return [
-        f"The noise floor is {floor:.2g} steps: the root mean square over {len(costs.lags(NOISE))} points of training. "
+        f"The noise floor is {floor:.2g} steps: the root mean square of the lags at {len(costs.lags(NOISE))} points of training. "
         "Strategies that change the weights more have wider 95 % intervals.",
-        f"The error of a large lag is {spread:.1f} steps. It is known from rollbacks, because the exact cost of a rollback is "
-        f"known: the age of the snapshot. The measured lags of rollbacks differ from this cost by {spread:.1f} steps (root "
-        f"mean square), and by {errors.mean():+.1f} steps on average. They differ because a rollback trains on other batches "
-        "than the steps that it repeats. Claims divide by the exact cost.",
+        f"The error of a large lag is {spread:.1f} steps. This error is known from rollbacks, whose exact cost is the age of the "
+        f"snapshot: their measured lags differ from the exact cost by {spread:.1f} steps (root mean square), and by "
+        f"{errors.mean():+.1f} steps on average. The reason is that a rollback trains on other batches than the steps that it "
+        "repeats. Claims divide by the exact cost.",
         f"The mean exact cost of a rollback is {'; '.join(parts)}.",
         "Columns of the table of lags: the lag is also given for failures during the warm-up of the learning rate, and for "
         "failures after it. The rise of the loss is the validation loss directly after the recovery, minus the loss of the "
