@@ -55,7 +55,7 @@ class Pushed(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """Event: a node updated its blocks (parts of the model) with the updates computed from the input `parts`."""
+    """Event: a node updated its blocks (parts of the model) with the updates from the parts `parts` of the input."""
 
     iteration: int
     round: int
@@ -109,7 +109,7 @@ class Restored(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """Event: updates of `blocks`, computed from the input `parts`, were lost before they were applied."""
+    """Event: updates of `blocks`, computed from the parts `parts` of the input, were lost before a node applied them."""
 
     iteration: int
     round: int

@@ -1,1 +1,1 @@
-"""Failures on purpose: schedules of failures, the points of a step where they happen, and a store that fails."""
+"""Failures on purpose: schedules of failures, the points of a step where they happen, and a checkpoint store that fails."""
