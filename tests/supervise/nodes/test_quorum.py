@@ -184,7 +184,21 @@ def test_nodes_that_are_together_again_follow_a_claim_that_took_effect_late(tmp_
     both = cast(Any, [{"node": 0, "who": "a", "term": 1}, {"node": 1, "who": "b", "term": 1}])
     last = Peers()
     last.term, last.members = Term(1, "token", own, (0, 1)), {"a": 0, "b": 1}
+    terms.take(store, last.term)
     assert closer._take_term(both, last) == last.term
     with pytest.raises(StorageFailed):
         closer._take_term(both[:1], last)  # node 1 is silent, and comes back before the store answers
     assert cast(Any, closer._take_term(both, last)).number == 3  # in term 1 their workers could no longer save
+
+
+def test_a_host_that_was_frozen_does_not_start_in_a_term_that_the_other_nodes_have_left(tmp_path: Path) -> None:
+    store, own = DirectoryStore(tmp_path), "10.0.0.1:1"
+    checkpoints = cast(Any, SimpleNamespace(term=lambda: terms.newest(store)))
+    closer = RoundCloser(Node(rank=0, of=2, endpoint="node0:29400"), own, checkpoints)
+    both = cast(Any, [{"node": 0, "who": "a", "term": 1}, {"node": 1, "who": "b", "term": 1}])
+    last = Peers()
+    last.term, last.members = Term(1, "token", own, (0, 1)), {"a": 0, "b": 1}
+    terms.take(store, last.term)
+    assert closer._take_term(both, last) == last.term
+    terms.take(store, Term(2, "other", "10.0.0.2:1", (1,)))  # node 1 came before the freeze, and continued meanwhile
+    assert closer._take_term(both, last) is None

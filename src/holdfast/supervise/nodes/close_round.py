@@ -156,13 +156,13 @@ class RoundCloser:
     def _take_term(self, nodes: Sequence[NodeRegistration], last: Peers) -> Term | None:
         """Return the term (numbered group of nodes) of this start; None if other nodes have claimed its number already.
 
-        If the nodes are the same as in the `last` start, they keep their term. Otherwise claim the next number. A claim
-        of this host that got no answer may stand: then the nodes cannot save in their last term, and need a newer one."""
+        If the nodes are the same as in the `last` start, they keep their term, unless a newer term was claimed. Otherwise
+        claim the next number, also after a claim of this host that got no answer, because that claim may stand."""
         before = max(node["term"] for node in nodes)
         is_unheard = any(claim.number > before for claim in self._claims)
         is_same = {node["who"] for node in nodes} == set(last.members)
         if last.term and is_same and last.term.where == self._own and not is_unheard:
-            return last.term
+            return last.term if self._checkpoints.term() == last.term else None
         if len(nodes) == self._node.of or is_unheard:
             newest = self._checkpoints.term()
             if newest and (len(nodes) == self._node.of or newest in self._claims):
