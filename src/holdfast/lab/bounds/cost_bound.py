@@ -37,15 +37,6 @@ class Contraction(Rate):
     low: float
     high: float
 
-    @property
-    def words(self) -> str:
-        if self.proved:
-            return f"c = {self.c:.4f}, the largest ratio of two consecutive steps"
-        return (
-            f"c = {self.c:.4f} ({self.low:.4f} to {self.high:.4f}, depending on the iterate taken as the optimum), fitted, "
-            "because not every step is shorter than the one before: nothing is proved for this c"
-        )
-
 
 def contraction(workload: Workload, run: Trajectory) -> Contraction:
     """Estimate the rate of convergence of a workload from `run`, a run without perturbations."""

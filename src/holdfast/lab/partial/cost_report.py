@@ -9,6 +9,7 @@ import numpy as np
 
 from holdfast.blocks.division import Floats
 from holdfast.lab import confidence
+from holdfast.lab.bounds.cost_bound import Contraction
 from holdfast.lab.confidence import ConfidenceInterval
 from holdfast.lab.experiment import Options
 from holdfast.lab.partial.comparison import LIMIT, PanelComparison
@@ -53,7 +54,7 @@ REDUCTION_COLUMNS = [
 ]
 REDUCTION_COLUMNS += ["from", "to", "perturbation smaller by, %", "why the claim does not hold or is not resolved"]
 REDUCTION_REMARK = (
-    f'In the table "{REDUCTIONS}", the first reduction counts costs in whole iterations, as the SCAR paper does. All other '
+    f'In the table "{REDUCTIONS}" of the report, the first reduction counts costs in whole iterations, as the SCAR paper does. All other '
     "values count fractions of an iteration too. The last number compares the size of the perturbation with its size under full "
     "recovery, without early failures."
 )
@@ -66,7 +67,7 @@ BOUND_COLUMNS = [
     "median cost / bound",
     "largest cost / bound",
 ]
-BOUND_COLUMNS += ["the same in whole iterations, %", "how c was found"]
+BOUND_COLUMNS += ["trials that cost at most the bound, both in whole iterations, %", "how c was found"]
 
 
 def cost_result(
@@ -220,7 +221,13 @@ def _bound_row(comparison: PanelComparison) -> list[Value]:
     closeness = cost / np.maximum(bound, 1e-9)
     within, rounded = 100 * float(np.mean(cost <= bound)), 100 * float(np.mean(whole <= np.ceil(bound)))
     ratios = float(np.median(closeness)), float(np.max(closeness))
-    return [comparison.label, rate.c, len(cost), within, *ratios, rounded, rate.words]
+    return [comparison.label, rate.c, len(cost), within, *ratios, rounded, _origin(rate)]
+
+
+def _origin(rate: Contraction) -> str:
+    if rate.proved:
+        return "largest ratio of the changes of the state in two consecutive iterations"
+    return f"fitted, between {rate.low:.4f} and {rate.high:.4f}; nothing is proved for this c"
 
 
 def bound_figure(panels: Sequence[PanelComparison]) -> "Figure":
