@@ -13,7 +13,7 @@ from finished_run import different, events, failed_checks, last
 from holdfast.audit.verdicts import audit_run
 from holdfast.distributed.ranks import Ranks
 from holdfast.progress import Progress
-from holdfast.supervise.failure_cause import read_error, write_error
+from holdfast.supervise.error_record import read_error, write_error
 from holdfast.train.stopping import Stopping
 from supervisor_process import SUPPORT, Start
 

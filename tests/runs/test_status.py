@@ -24,7 +24,7 @@ from holdfast.runs.logs import RANKS, find_logs
 from holdfast.runs.status import run_status, runs_in
 from holdfast.sampler.digest import Samples
 from holdfast.supervise.display import LONGEST, Display, Tail, WorkersOutput
-from holdfast.supervise.failure_cause import RestartPolicy
+from holdfast.supervise.restart_policy import RestartPolicy
 
 
 def holdfast(monkeypatch: pytest.MonkeyPatch, capfd: Any, *arguments: object) -> tuple[int, str, str]:

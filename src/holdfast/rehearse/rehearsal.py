@@ -24,7 +24,7 @@ from holdfast.rehearse.case import Cause, DivergenceCase
 from holdfast.rehearse.compare import divergence, first_steps, left_behind, live_divergence, unmatched, unstable
 from holdfast.rehearse.report import Rehearsed
 from holdfast.runs.config import RunConfig
-from holdfast.supervise.failure_cause import read_error
+from holdfast.supervise.error_record import read_error
 from holdfast.supervise.preload import warm
 from holdfast.supervise.supervisor import supervise
 from holdfast.supervise.verdict import RunVerdict

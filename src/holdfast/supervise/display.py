@@ -26,7 +26,8 @@ from holdfast.history.lineage import Lineage
 from holdfast.history.log import HistoryWriter, recall
 from holdfast.runs.arguments import changes
 from holdfast.runs.config import RunConfig
-from holdfast.supervise.failure_cause import FirstFailure, RestartPolicy
+from holdfast.supervise.failure_cause import FirstFailure
+from holdfast.supervise.restart_policy import RestartPolicy
 
 Show = Callable[[str], None]
 LONGEST = 1 << 16  # bytes kept of a line that is written over again and again

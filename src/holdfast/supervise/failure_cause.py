@@ -1,32 +1,20 @@
-"""The first failure of a group of workers and its cause, and the record of a worker's exception.
+"""The first failure of a group of workers, and its cause.
 
 When one worker fails, its peers fail with it: their collectives end in connection errors. The worker that failed first
-has another cause, or is the worker that its peers waited for in vain. An exception is recorded as JSON in the format of
-torch's `record`: in a file, and in memory shared with the supervisor, because the disk may have failed.
+has another cause, or is the worker that its peers waited for in vain.
 """
 
-import json
 import math
 import re
 import signal
-import time
-import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from holdfast.errors import HoldfastError, InitialWeightsLost, StateCorrupted, StorageFailed, WorkerLost
-from holdfast.finding import counted
-from holdfast.progress import WORDS, Progress
-from holdfast.supervise.verdict import Word
+from holdfast.supervise.error_record import Origin, RaisedException
 
 _MISTAKES = ("NameError", "UnboundLocalError", "SyntaxError", "IndentationError")
 Kind = Literal["exit", "signal", "hang", "error", "storage", "peer", "return", "corruption"]
-Origin = Literal["script", "refused", "storage", "peer", "overwritten", "corruption"]
-"""The source of an error: the script, a refusal by holdfast (which a restart would repeat), storage, a lost peer,
-damaged snapshots that have overwritten the initial weights of a sharded model, or a wrong state."""
 
 # Texts of gloo, NCCL and the store when the process at the other end is gone; none of them has a type for it.
 _LOST_PEER = re.compile(
@@ -48,18 +36,6 @@ _VARYING = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
 _EXITED = re.compile(r"exited with status \d+")
 _MIDWAY = "in the middle of its loop"
 STILL = 1.0  # seconds without progress after which peers wait for a worker; before, it may be about to fail, too
-
-
-@dataclass(frozen=True, slots=True)
-class RaisedException:
-    """An exception that a worker raised, its kind of error (`origin`), and its file and line (`place`)."""
-
-    message: str  # type and text, as one line
-    traceback: str  # empty for errors of holdfast itself and for `sys.exit` with a text
-    time: float
-    origin: Origin = "script"
-    place: str = ""
-    culprit: int | None = None  # the rank whose state is wrong, if that is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,119 +255,3 @@ def _signal_name(status: int | None) -> str | None:
         return signal.Signals(-status).name
     except ValueError:
         return f"signal {-status}"
-
-
-def write_error(path: Path, memory: Progress, error: BaseException, script: str) -> None:
-    """Record an exception of `script` in shared `memory`, and also in the file `path` if the disk accepts it."""
-    record = _error_record(error, script)
-    with suppress(OSError):
-        path.write_text(json.dumps(record))
-    memory.leave_words(_shortened(record))
-
-
-def read_error(path: Path, memory: Progress) -> RaisedException | None:
-    """Return the exception recorded in the file `path`, or else in shared `memory`; None if there is none."""
-    with suppress(OSError, ValueError):
-        if raised := _parse_error(path.read_text()):
-            return raised
-    return _parse_error(memory.last_words)
-
-
-def _error_record(error: BaseException, script: str) -> dict[str, Any]:
-    is_self_explanatory = isinstance(error, HoldfastError | SystemExit)
-    message = str(error) if is_self_explanatory else f"{type(error).__name__}: {error}"
-    message += "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    frames = traceback.extract_tb(error.__traceback__)
-    trace = error.__traceback__
-    while trace and trace.tb_frame.f_code.co_filename != script:  # the frames that run the script
-        trace = trace.tb_next
-    cut, now = error.with_traceback(trace), time.time()
-    extra = {
-        "py_callstack": "" if is_self_explanatory else "".join(traceback.format_exception(cut)),
-        "timestamp": str(int(now)),  # torch writes whole seconds
-        "time": now,
-        "origin": _origin(error),
-        "culprit": error.rank if isinstance(error, StateCorrupted) else None,
-        "place": f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "",
-    }
-    return {"message": {"message": message, "extraInfo": extra}}
-
-
-def _shortened(record: dict[str, Any]) -> str:
-    message, extra = record["message"], record["message"]["extraInfo"]
-    room = WORDS
-    while len(text := json.dumps(record)) > WORDS:
-        room //= 2
-        message["message"], extra["py_callstack"] = message["message"][:room], extra["py_callstack"][-room:]
-    return text
-
-
-def _parse_error(text: str) -> RaisedException | None:
-    try:
-        message = json.loads(text)["message"]
-        extra = message["extraInfo"]
-        moment = float(extra.get("time", extra["timestamp"]))
-        name = extra.get("origin", "script")
-        origin: Origin = name if name in ("refused", "storage", "peer", "overwritten", "corruption") else "script"
-        culprit = extra.get("culprit") if origin == "corruption" else None
-        place = str(extra.get("place", ""))
-        return RaisedException(str(message["message"]), str(extra["py_callstack"]), moment, origin, place, culprit)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def _origin(error: BaseException) -> Origin:
-    if isinstance(error, InitialWeightsLost):
-        return "overwritten"
-    if isinstance(error, StorageFailed):
-        return "storage"
-    if isinstance(error, StateCorrupted):
-        return "corruption"
-    if isinstance(error, WorkerLost):
-        return "peer"
-    return "refused" if isinstance(error, HoldfastError) else "script"
-
-
-class RestartPolicy:
-    """A policy that decides whether a run is restarted: at most `limit` times until there is a newer snapshot.
-
-    An error that comes again at the same step is a bug, and ends the run. The restart after damaged snapshots have
-    overwritten the initial weights of a sharded model is not counted, unless the one before was such a restart, too."""
-
-    def __init__(self, limit: int, newest: int | None) -> None:
-        self.limit = limit
-        self._used = 0
-        self._was_overwritten = False  # True if the last failure was that of damaged snapshots
-        self._best = newest or 0  # a snapshot of the first state, step 0, is not progress
-        self._errors: set[tuple[str, str, int | None]] = set()
-        self._mistakes: set[tuple[str, str, int | None]] = set()  # which no progress excuses
-
-    def left(self, newest: int | None) -> int:
-        """Return the number of restarts left: all of them if `newest`, the step of the newest snapshot, has grown."""
-        return self.limit - (0 if (newest or 0) > self._best else self._used)
-
-    def after(self, failure: FirstFailure, newest: int | None) -> tuple[Word, str] | None:
-        """Return (verdict, reason) if `failure` ends the run, otherwise count the restart and return None.
-
-        `newest` is the step of the newest snapshot."""
-        if newest is not None and newest > self._best:
-            passed = {error for error in self._errors - self._mistakes if error[2] is None or error[2] < newest}
-            self._used, self._best, self._errors = 0, newest, self._errors - passed
-        was_overwritten, self._was_overwritten = self._was_overwritten, failure.origin == "overwritten"
-        if self._was_overwritten and not was_overwritten:
-            return None
-        if failure.is_error and failure.origin == "refused":
-            return "refused", failure.line
-        if failure.is_error and failure.error in self._errors:
-            where = "before the first step" if failure.step is None else f"at step {failure.step}"
-            return "script-error", f"{failure.line}; it came again {where}, so another restart would not help"
-        if failure.is_error:
-            self._errors.add(failure.error)
-        if failure.is_mistake:
-            self._mistakes.add(failure.error)
-        if self._used >= self.limit:
-            limit = f"no more than {counted(self.limit, 'restart')} without progress (--max-restarts)"
-            advice = "; this is a limit of the machine, not an error of the script" if failure.is_system_limit else ""
-            return "gave-up", f"{failure.line}{advice}; {limit}"
-        self._used += 1
-        return None

@@ -20,14 +20,7 @@ from holdfast.runs.lock import FolderWatch
 from holdfast.supervise.checkpoint_place import Checkpoints
 from holdfast.supervise.disk_space import DiskSpace
 from holdfast.supervise.display import Display, Journal
-from holdfast.supervise.failure_cause import (
-    FirstFailure,
-    RestartPolicy,
-    first_failure,
-    lost_peer,
-    returned_node,
-    surrender,
-)
+from holdfast.supervise.failure_cause import FirstFailure, first_failure, lost_peer, returned_node, surrender
 from holdfast.supervise.folding import HistoryFolding
 from holdfast.supervise.hang_detection import RemoteProgress
 from holdfast.supervise.nodes import news
@@ -41,6 +34,7 @@ from holdfast.supervise.nodes.rendezvous import (
     TooFewNodes,
     node_names,
 )
+from holdfast.supervise.restart_policy import RestartPolicy
 from holdfast.supervise.slow_nodes import NodeSteps
 from holdfast.supervise.stop_signals import StopRequested, stop_signals
 from holdfast.supervise.straggler_reports import StragglerReports

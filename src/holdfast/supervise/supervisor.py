@@ -13,10 +13,10 @@ from holdfast.runs.config import RunConfig
 from holdfast.supervise import start_up
 from holdfast.supervise.checkpoint_place import Checkpoints, first_weights, full_place, local_folder
 from holdfast.supervise.display import Display, Journal, last_attempt
-from holdfast.supervise.failure_cause import RestartPolicy
 from holdfast.supervise.nodes.multi_node import MultiNodeRendezvous, RunEndWatch
 from holdfast.supervise.nodes.rendezvous import LOST_AFTER, Node, Rendezvous
 from holdfast.supervise.preload import import_heavy, script_file, warm
+from holdfast.supervise.restart_policy import RestartPolicy
 from holdfast.supervise.run_folder import claimed, with_seed_of
 from holdfast.supervise.run_loop import RunLoop
 from holdfast.supervise.stop_signals import stop_signals

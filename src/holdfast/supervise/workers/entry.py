@@ -30,7 +30,7 @@ from holdfast.distributed import ranks
 from holdfast.progress import Progress
 from holdfast.runs import config, lock
 from holdfast.runs.config import RunConfig
-from holdfast.supervise.failure_cause import write_error
+from holdfast.supervise.error_record import write_error
 from holdfast.supervise.preload import module_file
 from holdfast.train import guards
 

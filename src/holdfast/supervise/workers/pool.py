@@ -16,7 +16,8 @@ from holdfast.process import IN_ORDER, held_back
 from holdfast.progress import IN_RESERVE, Phase, Progress
 from holdfast.runs.config import RunConfig
 from holdfast.runs.logs import LOG_FOLDER, STANDBY
-from holdfast.supervise.failure_cause import WorkerExit, read_error
+from holdfast.supervise.error_record import read_error
+from holdfast.supervise.failure_cause import WorkerExit
 from holdfast.supervise.hang_detection import HangDetector, RemoteProgress, WorkerLook
 from holdfast.supervise.nodes.rendezvous import RoundInfo, interface
 from holdfast.supervise.workers import entry

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from holdfast.process import IN_ORDER
 from holdfast.progress import Phase
-from holdfast.supervise.failure_cause import WorkerExit, read_error
+from holdfast.supervise.error_record import read_error
+from holdfast.supervise.failure_cause import WorkerExit
 from holdfast.supervise.hang_detection import WorkerLook
 from holdfast.supervise.workers import entry
 from holdfast.supervise.workers.entry import Task
