@@ -122,6 +122,7 @@ def test_workers_that_are_lost_in_each_kind_of_collective_do_as_the_simulated_ra
     ]  # rank 0 logs losses
     struck, _ = train("struck", strikes)
     assert events(struck.out, "restart", "supervisor") == [], struck.stderr
-    assert len({event.what.number for event in events(struck.out, "regroup")}) == len(kinds)
+    regroups = {event.what.number: event.what for event in events(struck.out, "regroup")}
+    assert len(regroups) == len(kinds), f"{[*regroups.values()]}\n{struck.stderr}"
     assert different(unstruck.out, struck.out) == []
     assert {*kinds} == simulate(mesh(replicas)).kinds
