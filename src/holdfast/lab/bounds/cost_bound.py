@@ -37,6 +37,13 @@ class Contraction(Rate):
     low: float
     high: float
 
+    @property
+    def words(self) -> str:
+        """Text for a report: how c was found."""
+        if self.proved:
+            return "largest ratio of the changes of the state in two consecutive iterations"
+        return f"fitted, between {self.low:.4f} and {self.high:.4f}; nothing is proved for this c"
+
 
 def contraction(workload: Workload, run: Trajectory) -> Contraction:
     """Estimate the rate of convergence of a workload from `run`, a run without perturbations."""

@@ -9,7 +9,6 @@ import numpy as np
 
 from holdfast.blocks.division import Floats
 from holdfast.lab import confidence
-from holdfast.lab.bounds.cost_bound import Contraction
 from holdfast.lab.confidence import ConfidenceInterval
 from holdfast.lab.experiment import Options
 from holdfast.lab.partial.comparison import LIMIT, PanelComparison
@@ -221,13 +220,7 @@ def _bound_row(comparison: PanelComparison) -> list[Value]:
     closeness = cost / np.maximum(bound, 1e-9)
     within, rounded = 100 * float(np.mean(cost <= bound)), 100 * float(np.mean(whole <= np.ceil(bound)))
     ratios = float(np.median(closeness)), float(np.max(closeness))
-    return [comparison.label, rate.c, len(cost), within, *ratios, rounded, _origin(rate)]
-
-
-def _origin(rate: Contraction) -> str:
-    if rate.proved:
-        return "largest ratio of the changes of the state in two consecutive iterations"
-    return f"fitted, between {rate.low:.4f} and {rate.high:.4f}; nothing is proved for this c"
+    return [comparison.label, rate.c, len(cost), within, *ratios, rounded, rate.words]
 
 
 def bound_figure(panels: Sequence[PanelComparison]) -> "Figure":
