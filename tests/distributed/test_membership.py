@@ -3,14 +3,24 @@
 import json
 import threading
 import time
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]  # they are public
 
-from holdfast.distributed.membership import LIVE, Coordination, Membership, from_spans, publish, to_spans
+from holdfast.distributed.membership import (
+    LIVE,
+    Coordination,
+    Membership,
+    MembershipWatch,
+    from_spans,
+    publish,
+    to_spans,
+)
 from holdfast.live.settlement import MemberReport
 
 
@@ -123,6 +133,45 @@ def test_a_worker_that_begins_a_step_answers_a_later_step() -> None:
     await_answer(worker, 2)
     shared.wait(["next/2/0"], timedelta(seconds=30))
     assert int(shared.get("next/2/0")) == 5
+
+
+def test_a_watch_that_is_late_does_not_break_the_connections_of_the_membership_that_its_worker_has_entered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, entered, has_lost = HashStore(), threading.Event(), Membership.has_lost
+
+    def look_late(membership: Membership, members: Collection[int]) -> bool:
+        if isinstance(threading.current_thread(), MembershipWatch):
+            assert entered.wait(30)
+        return has_lost(membership, members)
+
+    monkeypatch.setattr(Membership, "has_lost", look_late)
+    hung_up: list[int] = []
+    worker = Coordination(0, (0, 1), lambda: store, seat=0)
+    worker.listen(lambda: hung_up.append(worker.number))
+    publish(PrefixStore(LIVE, store), Membership(1, (0, 1), {1: 7}))
+    assert worker.next().number == 1
+    entered.set()
+    publish(PrefixStore(LIVE, store), Membership(2, (0, 1, 2), {2: 8}))
+    await_answer(worker, 2)  # after the watch has handled membership 1
+    assert hung_up == []
+
+
+def test_a_worker_enters_a_membership_after_the_connections_of_the_one_before_are_broken() -> None:
+    store, begun, order = HashStore(), threading.Event(), list[str]()
+    worker = Coordination(0, (0, 1), lambda: store, seat=0)
+
+    def hang_up() -> None:
+        begun.set()
+        time.sleep(0.1)
+        order.append("hung up")
+
+    worker.listen(hang_up)
+    publish(PrefixStore(LIVE, store), Membership(1, (0, 1), {1: 7}))
+    assert begun.wait(30)
+    worker.next()
+    order.append("entered")
+    assert order == ["hung up", "entered"]
 
 
 def test_a_change_of_the_members_opens_no_connection() -> None:

@@ -295,17 +295,20 @@ class Coordination:
         return True
 
     def _on_change(self, newest: Membership, lost: Callable[[], None]) -> None:
-        """Handle a new membership: call `lost` if members were lost, else post the step before which workers can join."""
+        """Handle a new membership: call `lost` if members were lost, else post the step before which workers can join.
+
+        If this worker has entered the membership already, it has connections for it, which `lost` would break."""
         if self.is_joining:
             return
         is_lost = newest.has_lost(self.members)
         with self.gate.lock:
             if newest.number > self.number:
                 self.gate.waiting.add(self)
+                if is_lost:
+                    lost()  # with the lock, without which this worker does not enter the membership
             if not is_lost:
                 nearest, self._answered = max(self.gate.next, self._nearest), newest.number
         if is_lost:
-            lost()
             return
         _post(self._store, f"next/{newest.number}", self.member, str(nearest))
         if self.member == self.members[0]:
