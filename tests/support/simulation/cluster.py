@@ -1,8 +1,8 @@
-"""A simulated cluster that trains one run: nodes with workers, supervisors, and a network that may split.
+"""A simulated cluster that trains one run: nodes with a supervisor and workers each, and a network that may split.
 
-Supervisors claim terms by the product's own code. A group of nodes that can reach each other has one supervisor, and if
-the group is split, each part has one. A part that notices that it is a part kills its own workers, and only then starts
-again: until then the workers of the other part train and save as before.
+The supervisors meet, find lost nodes and claim terms by the product's own code: `MultiNodeRendezvous` and the news of
+the other nodes. A supervisor that has to restart kills the workers of its node, and only then meets the others again:
+until then the workers of other nodes train and save as before.
 """
 
 import json
@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from holdfast.checkpoint import terms
 from holdfast.checkpoint.store import Store
 from holdfast.checkpoint.terms import Fenced, Term
 from holdfast.distributed.ranks import node_key
@@ -21,36 +20,46 @@ from holdfast.errors import HoldfastError, StorageFailed, WorkerLost
 from holdfast.events import Detect, Judged, Launch, Restart
 from holdfast.history.log import HistoryWriter
 from holdfast.supervise.checkpoint_place import ANSWERS_WITHIN, Checkpoints
-from holdfast.supervise.nodes.close_round import RoundCloser
-from holdfast.supervise.nodes.rendezvous import Node, Peers
+from holdfast.supervise.nodes import news
+from holdfast.supervise.nodes.connection import Unreachable
+from holdfast.supervise.nodes.multi_node import MultiNodeRendezvous
+from holdfast.supervise.nodes.rendezvous import Rendezvous, RoundInfo, RunEnded, TooFewNodes
+from holdfast.supervise.verdict import RunVerdict, done_elsewhere
 from holdfast.train.state.protected import Protected
 from holdfast.train.state.restore import RestoredState
 from simulation.faults import Faults
-from simulation.messages import Messages, Prefixed, SimulatedRanks
+from simulation.messages import Prefixed, SimulatedRanks
+from simulation.network import PORT, Network, SimulatedNode, address_of
 from simulation.objects import Bucket, SimulatedStore
 from simulation.product import NOON
 from simulation.scheduler import Process, World
-from simulation.truth import Truth, plain
+from simulation.truth import Truth
 from simulation.worker import Settings, Worker
 
-NOTICES = (0.0, 1.0, 15.0)  # seconds until a supervisor notices that nodes are lost
-LOOK = 0.2
+LOST_AFTER = 5.0  # seconds without a heartbeat
+LOOK = 1.0
 ATTEMPTS = 500  # of a schedule; one that ends has far fewer
+_LOST = ("no answer", "connection re")  # the errors of a store that cannot be reached
 
 
 class SimulatedCheckpoints(Checkpoints):
     """The product's access of a supervisor to the checkpoints, in the supervisor's own task instead of a child."""
 
-    __slots__ = ("_store", "_world", "claimed")
+    __slots__ = ("_store", "_truth", "_world")
 
-    def __init__(self, world: World, store: Store) -> None:
+    def __init__(self, world: World, store: Store, truth: Truth) -> None:
         super().__init__(Path("out"), "sim://run")
-        self._world, self._store = world, store
-        self.claimed: list[Term] = []
+        self._world, self._store, self._truth = world, store, truth
 
     def take(self, term: Term) -> bool:
-        self.claimed.append(term)
-        return super().take(term)
+        is_taken = super().take(term)
+        if is_taken:
+            self._truth.take(term)
+        return is_taken
+
+    def give_back(self, term: Term) -> None:
+        super().give_back(term)
+        self._truth.owners.pop(term.number)
 
     def _ask(self, work: Callable[[Store], Any], opened: object = None) -> Any:
         began = self._world.now
@@ -65,14 +74,22 @@ class SimulatedCheckpoints(Checkpoints):
         return answer
 
 
-@dataclass(slots=True, eq=False)
-class Group:
-    """Nodes that can reach each other, and their supervisor. `last` are the nodes of its last start."""
+class SimulatedEnd:
+    """What a supervisor that waits for others reads at the place of the checkpoints: that the run is complete."""
 
-    nodes: list[int]
-    supervisor: Process
-    last: Peers
-    acts_at: float | None = None  # when the supervisor notices a change of the nodes
+    def __init__(self, cluster: "Cluster") -> None:
+        self._cluster = cluster
+
+    def look(self) -> RunVerdict | None:
+        return done_elsewhere(self._cluster.attempts, "all workers have finished") if self._cluster.completed else None
+
+
+@dataclass(slots=True, eq=False)
+class Training:
+    """The workers of one start, on all nodes; `arrived` has the last step that each rank has come to."""
+
+    nodes: tuple[int, ...]
+    arrived: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -85,26 +102,25 @@ class Cluster:
     nodes: int
     workers: int  # of each node
     folder: Path
+    least: int = 1  # nodes with which the run continues
     bucket: Bucket = field(default_factory=Bucket)
     cuts: set[tuple[int, int]] = field(default_factory=set)
-    down: set[int] = field(default_factory=set)
-    groups: list[Group] = field(default_factory=list)
+    supervisors: dict[int, Process] = field(default_factory=dict)  # those that run, by node
     running: dict[int, list[tuple[Process, Worker]]] = field(default_factory=dict)  # workers by node
     completed: bool = False
-    refused: list[str] = field(default_factory=list)  # why groups of nodes have ended
-    attempts: int = 0
-    frozen: dict[int, float] = field(default_factory=dict)  # nodes, and until when all of their processes are paused
+    refused: list[str] = field(default_factory=list)  # why supervisors have ended
+    attempts: int = 0  # of all nodes
     journals: dict[int, HistoryWriter] = field(default_factory=dict)
     histories: list[HistoryWriter] = field(default_factory=list)
     truth: Truth = field(init=False)
-    terms: dict[int, int] = field(init=False)  # in which each node was last
-    who: dict[int, str] = field(init=False)  # the name of each node's supervisor
+    network: Network = field(init=False)
+    _trainings: dict[str, Training] = field(default_factory=dict)  # by round
+    _last: dict[int, int] = field(default_factory=dict)  # the last attempt of each node
 
     def __post_init__(self) -> None:
         self.truth = Truth(self.world, self.bucket, self.settings.keep_last)
-        self.terms = dict.fromkeys(range(self.nodes), 0)
         self.faults.freeze = self._freeze
-        self.who = {node: f"{node}-{self.world.rng.randbytes(6).hex()}" for node in range(self.nodes)}
+        self.network = Network(self.world, self.faults, self.reaches)
 
     def reaches(self, node: int, other: int) -> bool:
         return (node, other) not in self.cuts
@@ -113,12 +129,12 @@ class Cluster:
         return SimulatedStore(self.world, self.faults, self.bucket)
 
     def _freeze(self, node: int, seconds: float) -> None:
-        until = self.frozen[node] = self.world.now + seconds
+        until = self.world.now + seconds
         for process, _ in self.running.get(node, ()):
             process.paused_until = max(process.paused_until, until)
-        for group in self.groups:
-            if group.supervisor.node == node:  # it looks a moment later, and its workers act meanwhile
-                group.supervisor.paused_until = max(group.supervisor.paused_until, until + self.world.rng.random())
+        if node in self.supervisors:  # it looks a moment later, and its workers act meanwhile
+            supervisor = self.supervisors[node]
+            supervisor.paused_until = max(supervisor.paused_until, until + self.world.rng.random())
 
     def _history(self, node: int, who: str) -> HistoryWriter:
         self.histories.append(HistoryWriter(self.folder / f"{node}", who, lambda: NOON + self.world.now))
@@ -131,96 +147,92 @@ class Cluster:
 
     # Supervisors
 
-    def start_group(self, nodes: list[int], last: Peers, after: float) -> None:
-        process = Process(f"supervisor-{nodes[0]}", nodes[0])
-        group = Group(nodes, process, last)
-        self.groups.append(group)
-        self.world.spawn(process, lambda: self._supervise(group), after)
+    def start(self, node: int, after: float = 0.0) -> None:
+        """Start a supervisor on `node`, which has none."""
+        process = self.supervisors[node] = Process(f"supervisor-{node}", node)
+        self.world.spawn(process, lambda: self._supervise(process), after)
 
-    def end_group(self, group: Group, why: str) -> None:
-        self.refused.append(why)
-        self.world.record(f"the nodes {group.nodes} end: {why}")
-        self.groups.remove(group)
+    def lose(self, node: int) -> None:
+        """Let the processes of `node` die."""
+        self.supervisors.pop(node).is_dead = True
+        self._kill(node)
 
-    def _supervise(self, group: Group) -> None:
-        checkpoints = SimulatedCheckpoints(self.world, self.store())
-        own = f"node{group.supervisor.node}:1"
-        closer = RoundCloser(
-            Node(rank=group.supervisor.node, of=self.nodes, endpoint="node0:1", least=1), own, checkpoints
+    def _supervise(self, process: Process) -> None:
+        node = process.node
+        verdict = ""
+        rendezvous = self._rendezvous(node)
+        try:
+            verdict = self._train(node, rendezvous)
+        except (RunEnded, TooFewNodes, HoldfastError) as error:
+            self.refused.append(f"{type(error).__name__}: {error}")
+            self.world.record(f"ends: {self.refused[-1]}")
+        self._kill(node)
+        rendezvous.close(verdict)
+        process.is_dead = True
+        self.supervisors.pop(node)
+
+    def _rendezvous(self, node: int) -> Rendezvous:
+        attempt = self._last.get(node, 0) + 1
+        if self.nodes == 1:
+            return Rendezvous(attempt)
+        return MultiNodeRendezvous(
+            SimulatedNode(
+                rank=node,
+                of=self.nodes,
+                endpoint=f"{address_of(0)}:{PORT}",
+                least=self.least,
+                lost_after=LOST_AFTER,
+            ),
+            {},
+            SimulatedCheckpoints(self.world, self.store(), self.truth),
+            attempt=attempt,
+            say=self.world.record,
+            run_end=SimulatedEnd(self),  # type: ignore[arg-type]
         )
+
+    def _train(self, node: int, rendezvous: Rendezvous) -> str:
+        """Start the workers of `node`, again after each failure, until the run is complete; return the verdict."""
         failure: Detect | None = None
-        while not self.completed:
-            self._kill(group.nodes)
-            group.acts_at = None
-            try:
-                term = closer._take_term([self._registration(node) for node in group.nodes], group.last)
-            except HoldfastError:
-                self.world.sleep(0.5)
-                continue
-            if group.acts_at is not None and self.world.now >= group.acts_at:
-                continue
-            if term is None:
-                newest = terms.newest(plain(self.bucket))
-                if newest in checkpoints.claimed:
-                    self.truth.violated(f"nodes {group.nodes} end because of term {newest.number}, their own")
-                self.end_group(group, "other nodes continued")
-                return
-            self.truth.take(term)
-            self._remember(group, term)
-            failure = self._attempt(group, term, failure)
-            if failure is None:
-                return
-        self._kill(group.nodes)  # other nodes have completed the run
-
-    def _registration(self, node: int) -> Any:
-        return {"node": node, "who": self.who[node], "term": self.terms[node]}
-
-    def _remember(self, group: Group, term: Term) -> None:
-        group.last = Peers(term.token)
-        group.last.term = term
-        group.last.members = {self.who[node]: node for node in term.nodes}
-        for node in term.nodes:
-            self.terms[node] = term.number
-
-    def _attempt(self, group: Group, term: Term, failure: Detect | None) -> Detect | None:
-        """Run one attempt; return the failure that ended it, or None if the run is complete."""
-        self.attempts += 1
-        if self.attempts >= ATTEMPTS:
-            self.truth.violated(f"the run does not end: it restarts again and again, and is at attempt {self.attempts}")
-        number, world = self.attempts, self.workers * len(term.nodes)
-        for node in term.nodes:
-            self._journal(node, number, failure)
-        messages = Messages(self.world, self.faults, group.supervisor.node, self.reaches)
-        arrived: dict[int, int] = {}
-        workers = [
-            self._start_worker(term, number, rank, world, term.nodes[rank // self.workers], messages, arrived)
-            for rank in range(world)
-        ]
         while True:
-            self.world.poll(LOOK)
+            round = rendezvous.meet(self.workers)
+            self._last[node] = round.attempt
+            self._journal(node, round.attempt, failure)
+            self._start_workers(node, round, rendezvous.peers.term)
+            failure = self._watch(node, round, rendezvous)
+            if failure is None:
+                return RunVerdict(
+                    verdict="completed", attempts=round.attempt, because="all workers have finished"
+                ).to_text()
+            self._kill(node)
+
+    def _watch(self, node: int, round: RoundInfo, rendezvous: Rendezvous) -> Detect | None:
+        """Watch the workers of `node`, and the other nodes; return why all workers restart, or None if all have ended."""
+        number = round.attempt
+        workers = self.running[node]
+        while True:
+            self.world.sleep(LOOK * self.world.rng.random())
             self.faults.point("watching")
-            if group.acts_at is not None and self.world.now >= group.acts_at:
-                return self._detect(group, number, -1, "nodes were lost or came")
-            if all(worker.is_done for _, worker in workers):
-                self._complete(group, number)
-                return None
-            for rank, (process, worker) in enumerate(workers):
+            for rank, (process, worker) in zip(round.ranks, workers, strict=True):
                 if process.is_dead and not worker.is_done:
-                    return self._detect(group, number, rank, "it was killed")
+                    return Detect(number, rank, rank % self.workers, "signal", "it was killed")
+            have_finished = all(worker.is_done for _, worker in workers)
+            try:
+                found = news.ask(rendezvous, have_finished=have_finished, is_suspicious=False)
+            except Unreachable as error:
+                return Detect(number, -1, 0, "peer", str(error))
+            if isinstance(found, news.AllNodesFinished):
+                self._complete(node, number)
+                return None
+            if found is not None:
+                return Detect(number, -1, 0, "peer", str(found))
 
-    def _detect(self, group: Group, number: int, rank: int, why: str) -> Detect:
-        self._kill(group.nodes)
-        return Detect(number, rank, max(rank, 0) % self.workers, "signal" if rank >= 0 else "peer", why)
+    def _kill(self, node: int) -> None:
+        for process, _ in self.running.pop(node, ()):
+            process.is_dead = True
 
-    def _kill(self, nodes: list[int]) -> None:
-        for node in nodes:
-            for process, _ in self.running.pop(node, ()):
-                process.is_dead = True
-
-    def _complete(self, group: Group, number: int) -> None:
+    def _complete(self, node: int, number: int) -> None:
         self.completed = True
-        for node in group.nodes:
-            self._write(node, Judged("completed", number, "all workers have ended"))
+        self._write(node, Judged("completed", number, "all workers have ended"))
         self.world.record("completed")
 
     def _journal(self, node: int, number: int, failure: Detect | None) -> None:
@@ -240,21 +252,29 @@ class Cluster:
 
     # Workers
 
-    def _start_worker(
-        self, term: Term, number: int, rank: int, world: int, node: int, messages: Messages, arrived: dict[int, int]
-    ) -> tuple[Process, Worker]:
-        process = Process(f"rank-{rank}@{node}#{number}", node)
-        self.truth.terms[process.name] = term.number
+    def _start_workers(self, node: int, round: RoundInfo, term: Term | None) -> None:
+        training = self._trainings.setdefault(round.round, Training(round.nodes))
+        self.attempts += 1
+        if self.attempts >= ATTEMPTS * self.nodes:
+            self.truth.violated(f"the run does not end: it restarts again and again, and is at attempt {round.attempt}")
+        self.running[node] = []
+        for rank in round.ranks:
+            self._start_worker(node, round, term, rank, training)
+
+    def _start_worker(self, node: int, round: RoundInfo, term: Term | None, rank: int, training: Training) -> None:
+        process = Process(f"rank-{rank}@{node}#{round.attempt}.{self.attempts}", node)
+        self.truth.terms[process.name] = round.term
+        messages = self.network.store(*round.store)
         store: Store = self.store()
-        if self.nodes > 1:
+        if term:
             store = Fenced(store, term.number, lambda newer: messages.check([node_key(newer.token, node)]))
         worker = Worker(
             world=self.world,
             settings=self.settings,
-            number=number,
+            number=round.attempt,
             ranks=SimulatedRanks(
                 rank=rank,
-                size=world,
+                size=round.world_size,
                 store=Prefixed("run", messages),
                 grouped=True,
                 device=torch.device("cpu"),  # type: ignore[arg-type]
@@ -262,7 +282,7 @@ class Cluster:
             store=store,
             folder=self.folder / f"{node}",
             history=lambda who: self._history(node, who),
-            meet=lambda step: self._meet(arrived, rank, world, step, term),
+            meet=lambda step: self._meet(training, rank, round.world_size, step),
             restored=self._restored,
         )
 
@@ -271,20 +291,20 @@ class Cluster:
                 worker.run()
             except (HoldfastError, RuntimeError) as error:
                 self.world.record(f"failed: {type(error).__name__}: {error}")
-                if not isinstance(error, (HoldfastError,)) and "no answer" not in str(error):
+                if not isinstance(error, HoldfastError) and not str(error).startswith(_LOST):
                     raise
                 process.is_dead = True
 
-        self.running.setdefault(node, []).append((process, worker))
+        self.running[node].append((process, worker))
         self.world.spawn(process, run, self.world.rng.random())
-        return process, worker
 
-    def _meet(self, arrived: dict[int, int], rank: int, world: int, step: int, term: Term) -> None:
+    def _meet(self, training: Training, rank: int, world: int, step: int) -> None:
         """Wait until all ranks have come to `step` and can reach each other: no gradient is summed without them."""
+        arrived = training.arrived
         arrived[rank] = step
         self.world.changes += 1
         deadline = self.world.now + 600
-        while len(arrived) < world or min(arrived.values()) < step or self._is_split(term.nodes):
+        while len(arrived) < world or min(arrived.values()) < step or self._is_split(training.nodes):
             self.world.poll(0.005)
             if self.world.now > deadline:
                 raise WorkerLost("a peer does not come")

@@ -30,7 +30,7 @@ class Messages:
         return self._request("get", keys[0], lambda: [self._values[key] for key in keys])
 
     def check(self, keys: Sequence[str]) -> bool:
-        return self._request("look for", keys[0], lambda: all(key in self._values for key in keys))
+        return self._request("look for", ", ".join(keys[:1]), lambda: all(key in self._values for key in keys))
 
     def add(self, key: str, amount: int) -> int:
         def add() -> int:

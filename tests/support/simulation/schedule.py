@@ -15,6 +15,7 @@ from holdfast.runs.histories import open_history
 from simulation import scheduler
 from simulation.cluster import Cluster
 from simulation.faults import Faults
+from simulation.network import replacements
 from simulation.product import simulated
 from simulation.scheduler import World
 from simulation.weather import Weather, operator
@@ -41,14 +42,14 @@ def play(seed: int) -> Outcome:
     folder = Path(mkdtemp(prefix="holdfast-simulation-", dir=MEMORY if MEMORY.is_dir() else None))
     try:
         world = World(seed)
-        with simulated(world):
-            cluster = _cluster(world, folder)
+        cluster = _cluster(world, folder)
+        with simulated(world, *replacements(cluster.network)):
             world.spawn(operator(), Weather.drawn(cluster).run)
             world.run(LIMIT)
             cluster.close()
         violations = [*map(str, cluster.truth.violations), *failures(world)]
         if not violations:
-            violations = [*_end(cluster), *_audit(folder)]
+            violations = _end(cluster) or [*_audit(folder)]
         return Outcome(seed, world.digest, tuple(violations), cluster.faults.struck, tuple(world.trace), world.now)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -59,7 +60,7 @@ def _cluster(world: World, folder: Path) -> Cluster:
     nodes = rng.choice((1, 2, 2, 3))
     steps, save_every, keep_last = rng.randint(3, 8), rng.randint(1, 3), rng.randint(1, 3)
     settings = Settings.of(steps, save_every, keep_last, rng.choice((0.1, 1.0, 5.0)))
-    return Cluster(world, Faults.drawn(world), settings, nodes, rng.randint(1, 2), folder)
+    return Cluster(world, Faults.drawn(world), settings, nodes, rng.randint(1, 2), folder, rng.choice((1, 1, 1, nodes)))
 
 
 def failures(world: World) -> list[str]:

@@ -46,6 +46,7 @@ class Task:
     thread: "_Thread"
     polls: float = 0.0  # seconds of its last wait in a row of short ones
     seen: int = -1  # the number of changes in the world when it last looked
+    turn: int = 0  # the number of its next turn
 
 
 @dataclass(slots=True, eq=False)
@@ -113,6 +114,11 @@ class World:
         if self._is_over or task.process.is_dead:
             raise Dead
 
+    def wait(self, seconds: float) -> "Wait":
+        """Return a wait of the task that runs now, which another task may end before `seconds` have passed."""
+        assert self._current is not None
+        return Wait(self, self._current, seconds)
+
     def poll(self, seconds: float) -> None:
         """Wait as a task does that looks again and again: the longer, the longer nothing has changed."""
         task = self._current
@@ -149,7 +155,8 @@ class World:
 
     def _push(self, when: float, task: Task) -> None:
         self._operations += 1
-        heapq.heappush(self._waiting, (when, self._operations, task))
+        task.turn = self._operations
+        heapq.heappush(self._waiting, (when, task.turn, task))
 
     def _next(self) -> Task | None:
         """Return the task that runs next, and set the clock; None if none is left, or the schedule has to end."""
@@ -158,6 +165,8 @@ class World:
             if when > self._limit:
                 return None
             heapq.heappop(self._waiting)
+            if number != task.turn:
+                continue  # it was woken before
             if task.process.paused_until > when and not (task.process.is_dead or self._is_over):
                 heapq.heappush(self._waiting, (task.process.paused_until, number, task))
                 continue
@@ -172,6 +181,26 @@ class World:
         if error is not None and not self._is_over:
             self.errors.append(error)
         self._hand_to(self._next())
+
+
+@dataclass(slots=True, eq=False)
+class Wait:
+    """A wait of `task`, which ends after `seconds`, or when another task calls `end`."""
+
+    world: World
+    task: Task
+    seconds: float
+    _is_over: bool = False
+
+    def run(self) -> None:
+        if not self._is_over:
+            self.world.sleep(self.seconds)
+        self._is_over = True
+
+    def end(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self.world._push(self.world.now, self.task)
 
 
 class _Thread(threading.Thread):
