@@ -21,7 +21,7 @@ class DataMissing(HoldfastError):
 
 
 class NotAStore(HoldfastError):
-    """The path or URL that was given is not a checkpoint store. Pass the path of another one."""
+    """The path or URL that was given is not a checkpoint store. Pass the path or URL of a store."""
 
 
 class NoSnapshot(HoldfastError):

@@ -116,7 +116,7 @@ class ObjectStore:
             self.remove(name)
 
     def sweep(self, prefix: str) -> None:
-        """Do nothing. Set a lifecycle rule of the bucket that removes the parts of unfinished uploads."""
+        """Do nothing. To remove the parts of unfinished uploads, set a lifecycle rule of the bucket."""
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{checked(name)}"

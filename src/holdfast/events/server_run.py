@@ -18,7 +18,7 @@ class Serve(NamedTuple):
     blocks: int  # the number of blocks of the model
     nodes: int  # the number of nodes, which hold the blocks
     workers: int  # the number of workers, which hold the input
-    rounds: int  # the number of updates in each iteration
+    rounds: int  # the number of rounds in each iteration
     policy: str  # the rule that chooses the blocks of each save
     fraction: str  # the part of the model in each save
     interval: int  # iterations in which saves add up to the size of the model
@@ -92,7 +92,7 @@ class Lost(NamedTuple):
     number: int  # the number of the process
     why: str  # the reason for regarding it as lost
     blocks: Sequence[int] = ()  # the blocks of the model that the process held
-    version: int = 0  # the number of the next round, counted through the run
+    version: int = 0  # if `blocks` were lost: the number of the next round, counted through the run
 
 
 class Restored(NamedTuple):

@@ -27,7 +27,7 @@ class Plan(NamedTuple):
     """Event: the training plan of a rank: the samples, the seed of their order, and how often state is saved."""
 
     attempt: int
-    samples: int  # in one epoch: samples; batches with `loader`; what the sampler returns with `sampler`
+    samples: int  # the samples of an epoch; with `loader` its batches; with `sampler` the ids that the sampler returns
     batch: int  # the samples in a step of all ranks (global batch)
     epochs: int  # the number of epochs
     seed: int  # the seed of the sample order
@@ -73,7 +73,7 @@ class Recover(NamedTuple):
     restored: int | None  # the step of the restored snapshot; null if none was restored
     epoch: int
     cursor: int
-    rng: str  # generators after the restore: `restored` (as saved), `none` (different), `keyed` (none saved)
+    rng: str  # are the generators as saved? `restored`: yes, `none`: no, `keyed`: no generators were saved
     seconds: float  # the time that the restore took
     passed_over: "Sequence[Mapping[str, JSON]]" = ()  # newer snapshots that could not be used, with the reasons
     state: str | None = None  # a digest of the protected state before the first step
@@ -101,8 +101,8 @@ class Step(NamedTuple):
     cursor: int
     step: int
     samples: Samples  # the number of samples that this rank trained, and a digest of their ids
-    seconds: Seconds  # waits for the batch (`data`) and a save (`stall`); `device`: `compute` is from CUDA events
-    state: str | None = None  # a fingerprint of the result: of state that all ranks share, then of the rank's own
+    seconds: Seconds  # `data`: wait for the batch; `stall`: for a save; `device`: CUDA events measured `compute`
+    state: str | None = None  # a fingerprint after the step: of state that all ranks share, then of the rank's own
     reduced: int = 0  # the number of backward passes with an all-reduce
     held: int = 0  # the number of backward passes without an all-reduce, which accumulate
     stepped: int = 0  # the number of optimizer steps
@@ -116,7 +116,7 @@ class Save(NamedTuple):
     step: int
     writer: str  # `overlapped` or `blocking`
     bytes: int  # the bytes that this snapshot takes
-    seconds: Stall  # the seconds that training waited (`waited`), by cause; `overlapped`: writing in the background
+    seconds: Stall  # `waited`: how long training waited, then by cause; `overlapped`: the write in the background
     retries: int = 0  # the number of times that a request to the storage was repeated
 
 
@@ -152,7 +152,7 @@ class Corruption(NamedTuple):
     culprit: int | None  # the rank that is wrong; null if unknown
     because: str  # a description of the difference
     digests: Sequence[str]  # a digest of the state of each rank
-    copies: Sequence[str] = ()  # digests of the copies of shards, each of the rank `apart` ranks before
+    copies: Sequence[str] = ()  # for each rank: a digest of its copy of the shard of the rank `apart` ranks before
     finite: bool = True  # false if the states are equal, but have become infinite or NaN
     apart: int = 1  # the distance between a rank and the rank whose shard it copies
 
@@ -177,13 +177,13 @@ class Regroup(NamedTuple):
 
     attempt: int
     number: int  # the number of the new group
-    step: int  # the interrupted step; from it or the next, samples are split among `members`
+    step: int  # the interrupted step; from this step or the next on, `members` share the samples
     strategy: str  # `replay`, `forward`, `skip` or `partial`
     members: Sequence[int]  # the workers that now train
     lost: Sequence[int] = ()  # the workers that were lost
     missing: Sequence[int] = ()  # the ids of samples that the result of `step`, or a part of it, lacks for good
     kept: int = 0  # the number of gradient buckets of `step` that include gradients of lost workers
-    redone: int = 0  # the number of gradient buckets of `step` that were reduced again without them
+    redone: int = 0  # the number of gradient buckets of `step` that were reduced again without lost workers
     behind: Sequence[int] = ()  # members that copied the parameters of a member further ahead
     seconds: float = 0.0  # the time that the recovery took
     asleep: Sequence[int] = ()  # members that were suspended before `step` began

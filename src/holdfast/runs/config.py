@@ -94,7 +94,7 @@ class RunConfig:
     failures: Schedule = ()
     """The failures to cause on purpose, as `--inject` does."""
     spares: int = 0
-    """The number of extra workers that wait to replace lost workers. With `restart`, 1 is an extra set of all workers."""
+    """The number of extra workers that wait to replace lost workers. With `restart`, 1 adds a set of all workers."""
     workers_after: tuple[int, ...] = ()
     """The number of workers after each restart, for experiments. The last entry also counts for later restarts."""
     hang_timeout: float | None = None

@@ -19,7 +19,7 @@ Floating = TypeVar("Floating", bound=np.floating[Any])
 def iteration_cost_bound(
     c: npt.ArrayLike, distance: npt.ArrayLike, sizes: npt.ArrayLike, steps: npt.ArrayLike
 ) -> Floats:
-    """Return an upper limit of the additional iterations that perturbations (changes of the state) of a run cost.
+    """Return an upper limit of the additional iterations that are caused by perturbations (changes of a run's state).
 
     - `c`: the factor by which each iteration reduces the distance to the optimum.
     - `distance`: the distance D to the optimum at the start. `distance * c**k` must not be larger than the distance to

@@ -27,8 +27,8 @@ def fitted_rate(distances: npt.ArrayLike, window: slice | None = None) -> Rate:
     """Return the average convergence rate of a run, as a `Rate` with the fields `c` and `distance`.
 
     `distances[k]` is the distance to the optimum after iteration k. The result is a least-squares fit through the
-    logarithms of the distances in the slice `window`, by default the last half. End the window before the distances
-    stop falling because the optimum is known only to some precision."""
+    logarithms of the distances in the slice `window`, by default the last half. If the optimum is
+    known only approximately, the distances stop falling at some point: end the window before this point."""
     logs = _logs(distances)
     steps = np.arange(len(logs))[window or slice(len(logs) // 2, None)]
     if len(steps) < 2:

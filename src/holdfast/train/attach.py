@@ -77,11 +77,11 @@ def attach(
     - `max_inflight`: the largest number of snapshots that are written at the same time, by default 2.
     - `keep_last`: the number of snapshots to keep, by default 2.
     - `save_bandwidth`: the largest number of bytes that each rank writes to snapshots in a second. The last save of the
-      run has no limit. By default no save has one.
+      run has no limit. By default, no save has a limit.
     - `seed`: the seed of the run. The run takes the first of these that is set: `holdfast run --seed`, the seed recorded
       in the folder of the run, this parameter, and the script's call of `torch.manual_seed`. Otherwise it is 0.
     - `timeout`: the seconds after which a collective fails if the script runs without `holdfast run`.
-    - `extend`: True to train a run for longer than the earlier command planned. Otherwise this is an error."""
+    - `extend`: True to train a run for longer than the earlier command planned. If it is False, a longer run is an error."""
     how = {
         "save_every": save_every,
         "writer": writer,

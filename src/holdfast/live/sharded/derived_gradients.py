@@ -1,4 +1,4 @@
-"""Gradients that need not be sent, because the next rank can compute them: the reduced gradients times one number.
+"""Gradients that a rank need not send, because the next rank computes them from reduced gradients and one number.
 
 The next rank already has the reduced gradients of this rank (see operations.py). FSDP2 makes the gradients of parameters
 views of them, and clipping multiplies all by the same number. Each rank looks up from which values each of its gradients
