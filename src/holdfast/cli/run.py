@@ -41,7 +41,7 @@ def run(
     preload: Annotated[
         str | None,
         typer.Option(
-            help="Modules to import once, before the workers start, such as torchvision; or none.",
+            help="Modules to import once, before the workers start, such as torchvision, or the word none.",
             show_default="well-known heavy libraries that SCRIPT imports first",
         ),
     ] = None,

@@ -11,19 +11,19 @@ class Open(NamedTuple):
     """Event: a process opened its history file."""
 
     version: int  # the format version of the history
-    torn: int = 0  # the bytes of an unfinished last line that were removed
+    torn: int = 0  # how many bytes of an unfinished last line were removed
 
 
 class Commit(NamedTuple):
     """Event: the snapshot of `step` was committed: it is completely stored, and a restart may use it."""
 
     attempt: int
-    step: int  # the steps that the snapshot includes; the iterations, on a parameter server
+    step: int  # how many steps the snapshot includes; on a parameter server, how many iterations
     bytes: int  # the size of the snapshot
     seconds: float | None = None  # the time from the beginning of the save to its commit
     found: bool = False  # true if an earlier attempt committed the snapshot
     state: str | None = None  # a digest of the contents of the snapshot
-    blocks: Sequence[int] = ()  # on a parameter server: the saved parts of the model, as after iteration `step`
+    blocks: Sequence[int] = ()  # on a parameter server: the numbers of the saved blocks (parts of the model)
     stops: bool = False  # true if the script stopped the run at `step`
 
 

@@ -77,7 +77,7 @@ class Recover(NamedTuple):
     seconds: float  # the time that the restore took
     passed_over: "Sequence[Mapping[str, JSON]]" = ()  # newer snapshots that could not be used, with the reasons
     state: str | None = None  # a digest of the protected state before the first step
-    fingerprint: str | None = None  # a digest of a few values, which must equal the one after the previous step
+    fingerprint: str | None = None  # a fingerprint, which must equal the fingerprint after the previous step
     weights: str | None = None  # a digest of the initial weights, if nothing was restored
     built: float | None = None  # the seconds from the `attempt` event to `run.protect`
 
@@ -104,7 +104,7 @@ class Step(NamedTuple):
     seconds: Seconds  # `data`: wait for the batch; `stall`: for a save; `device`: CUDA events measured `compute`
     state: str | None = None  # a fingerprint after the step: of state that all ranks share, then of the rank's own
     reduced: int = 0  # the number of backward passes with an all-reduce
-    held: int = 0  # the number of backward passes without an all-reduce, which accumulate
+    held: int = 0  # the number of backward passes without an all-reduce, which accumulate gradients
     stepped: int = 0  # the number of optimizer steps
     loss: float | None = None  # the loss of `run.log`
 

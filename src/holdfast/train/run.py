@@ -242,8 +242,8 @@ class Run:
 
         The sizes of two parts may differ by one. So combine the results of the ranks with `run.sum`, or with `run.mean`
         and the sizes as weights. With a sharded model, all ranks must have the same number of batches, because the
-        forward pass communicates: holdfast refuses a DataLoader that yields one batch more than on another rank. It cannot
-        see this with `drop_last=True`, or in a loop without a DataLoader: there, the ranks would wait for each other."""
+        forward pass communicates. holdfast refuses a DataLoader that yields more batches on one rank than on another. It
+        cannot detect this with `drop_last=True`, or in a loop without a DataLoader: the ranks then wait for each other."""
         return DatasetShard(dataset, self._reducer.place, lambda: self._session.has_shards)
 
     def sum(self, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The bound of Theorem 3.2 (SCAR paper) on the cost of perturbations: from an unperturbed run, and against measured costs.
+"""The bound of Theorem 3.2 (SCAR paper) on the cost of perturbations, computed from an unperturbed run and compared with measured costs.
 
 The theorem holds for an iteration f with ‖f(x) - f(y)‖ ≤ c ‖x - y‖, so c is the largest ratio of a step of the run to the
 step before. D must not exceed any ‖x[k] - x*‖ c^-k. A later iterate x[F] takes the place of the unknown optimum x*: by

@@ -1,4 +1,4 @@
-"""Exchanges in which every rank sends the next rank what is needed to update the copy of its shards there.
+"""Exchanges in which every rank sends the next rank the data for the copy of its shards that the next rank keeps.
 
 They complete on no rank before all ranks have received their values. A rank that is interrupted in an exchange which
 another rank has completed has therefore received everything.
