@@ -1,4 +1,4 @@
-"""Theory of changed states: an upper limit of the iterations that a change costs, and measured convergence rates.
+"""Convergence theory: an upper limit of the iterations that changes of a state cost, and measured convergence rates.
 
 After Qiao et al., "Fault Tolerance in Iterative-Convergent Machine Learning" (2018).
 """

@@ -1,1 +1,1 @@
-"""The experiment backprop-tradeoff: after a loss of workers during backward, repeat, complete or skip the mini-batch."""
+"""The experiment backprop-tradeoff: what it costs to repeat, complete or skip a mini-batch that lost workers."""

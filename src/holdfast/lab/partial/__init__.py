@@ -1,1 +1,1 @@
-"""The experiments partial-recovery, priority-checkpoint and early-failures, and comparisons with your own model."""
+"""The experiments partial-recovery, priority-checkpoint and early-failures, and comparisons of strategies on your own model."""
