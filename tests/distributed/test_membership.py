@@ -152,8 +152,10 @@ def test_a_watch_that_is_late_does_not_break_the_connections_of_the_membership_t
     publish(PrefixStore(LIVE, store), Membership(1, (0, 1), {1: 7}))
     assert worker.next().number == 1
     entered.set()
-    publish(PrefixStore(LIVE, store), Membership(2, (0, 1, 2), {2: 8}))
-    await_answer(worker, 2)  # after the watch has handled membership 1
+    shared = PrefixStore(LIVE, store)
+    answer(shared, 2, member=1, step=4)
+    publish(shared, Membership(2, (0, 1, 2), {2: 8}))
+    shared.wait(["next/2/all"], timedelta(seconds=30))  # after the watch has handled membership 1
     assert hung_up == []
 
 
