@@ -55,7 +55,7 @@ class Store(Protocol):
         """Return True if no other group of nodes can still save snapshots with the number `term`."""
 
     def require_present(self) -> None:
-        """Raise WorkerLost if other nodes have continued the run without this node. All writes raise it, too."""
+        """Raise WorkerLost if other nodes have continued the run without this node. All writes raise this error, too."""
 
     def put(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
         """Write the concatenated `parts` as the value of `name`. An older value of this name is replaced."""
@@ -70,13 +70,15 @@ class Store(Protocol):
         """Return the sorted names that begin with `prefix`. If a folder cannot be listed, its own name is returned."""
 
     def remove(self, name: str) -> None:
-        """Remove the value of `name`. Do nothing if it does not exist."""
+        """Remove the value of `name`. Do nothing if the name does not exist."""
 
     def move(self, folder: str, to: str) -> None:
-        """Rename the folder `folder` to the new name `to`. Do nothing if it does not exist."""
+        """Rename the folder `folder` to the new name `to`. Do nothing if `folder` does not exist."""
 
     def sweep(self, prefix: str) -> None:
-        """Remove the temporary files and empty folders that killed writers have left. No other process may write here."""
+        """Remove the temporary files and empty folders that killed writers have left.
+
+        Call this method only if no other process writes to the store."""
 
 
 class DirectoryStore:

@@ -94,7 +94,9 @@ class RunConfig:
     failures: Schedule = ()
     """The failures to cause on purpose, as `--inject` does."""
     spares: int = 0
-    """The number of extra workers that wait to replace lost workers. With `restart`, 1 adds a set of all workers."""
+    """The number of extra workers that wait to replace lost workers.
+
+    Under `recovery="restart"`, 1 keeps a second set of all workers ready."""
     workers_after: tuple[int, ...] = ()
     """The number of workers after each restart, for experiments. The last entry also counts for later restarts."""
     hang_timeout: float | None = None

@@ -253,7 +253,7 @@ class Run:
         return self._reducer.sum(value)
 
     def mean(self, value: Any, weight: float = 1.0) -> Any:
-        """Return the mean of `value` over all ranks, weighted by `weight`: the number of samples behind this rank's value.
+        """Return the mean of `value` over all ranks, weighted by `weight`, such as this rank's number of samples.
 
         All ranks must call this method. If a rank has no samples, it passes the weight 0, and its value is ignored, also
         if it is NaN."""
