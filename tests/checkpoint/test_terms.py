@@ -70,3 +70,25 @@ def test_a_record_that_says_nothing_is_one_clear_line(store: DirectoryStore, tex
     store.put("nodes/term-00000002", [text])
     with pytest.raises(Corrupt, match="does not name the nodes of its term"):
         terms.newest(store)
+
+
+def test_no_two_starts_get_the_same_attempt_number(store: DirectoryStore) -> None:
+    assert terms.take_attempt(store, 3) == 3
+    assert terms.take_attempt(store, 3) == 4  # by other nodes, which have not heard of attempt 3
+    assert terms.take_attempt(store, 2) == 5  # not 2: attempts begin in the order of their numbers
+    assert terms.take_attempt(store, 9) == 9
+
+
+def test_a_number_that_was_claimed_during_the_look_for_a_free_one_is_left_to_its_owner(store: DirectoryStore) -> None:
+    class Late(DirectoryStore):
+        def names(self, prefix: str = "") -> list[str]:
+            before = super().names(prefix)
+            terms.take_attempt(store, 3)
+            return before
+
+    assert terms.take_attempt(Late(store.path), 3) == 4
+
+
+def test_attempts_are_no_terms(store: DirectoryStore) -> None:
+    terms.take_attempt(store, 7)
+    assert terms.newest(store) == FIRST

@@ -92,16 +92,16 @@ def test_a_planted_error_is_found(planted: str, monkeypatch: pytest.MonkeyPatch)
 
 RARE = {
     "parts are removed of a save that may still be committed": (
-        603,
+        571,
         "_close",
         lambda store, step, term: True,
         "without all of its parts",
     ),
     "an older term commits after a newer one has chosen the snapshot to restore": (
-        697,
+        50604,
         "close_unfinished",
         lambda store: None,
-        "though step 1 was committed",
+        "though step 3 was committed",
     ),
 }
 

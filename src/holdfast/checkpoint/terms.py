@@ -2,6 +2,7 @@
 
 When nodes are lost, the other nodes continue as the next term. If the network splits the nodes into two groups, only
 one group can create the next term in the store. The nodes of the other group find the newer term and stop writing.
+Meanwhile both groups may start workers. So each start also claims the number of its attempt in the store.
 """
 
 import json
@@ -14,7 +15,7 @@ from holdfast.checkpoint.store import Reader, Store, read
 from holdfast.errors import CommitConflict, Corrupt, WorkerLost
 
 TERMS = "nodes/term-"
-_NAME = re.compile(rf"{TERMS}(\d{{8}})", re.ASCII)
+ATTEMPTS = "nodes/attempt-"
 
 
 class Term(NamedTuple):
@@ -73,6 +74,20 @@ def give_back(store: Store, number: int) -> None:
     store.remove(_name(number))
 
 
+def take_attempt(store: Store, number: int) -> int:
+    """Claim a number for the next attempt, by creating a file for it in the store, and return it.
+
+    This is `number`, or the number after the last claimed one if that is higher. No other group of nodes gets it."""
+    number = max(number, _last(store, ATTEMPTS) + 1)
+    while True:
+        try:
+            store.create(_name(number, ATTEMPTS), [b"%d\n" % number])
+        except CommitConflict:
+            number += 1  # another group has claimed it; or a client that lost the answer to its own claim
+        else:
+            return number
+
+
 class Fenced:
     """A wrapper of a store that raises WorkerLost from writes once a newer group of nodes has taken over.
 
@@ -127,10 +142,10 @@ class Fenced:
         self._store.sweep(prefix)
 
 
-def _last(store: Store) -> int:
-    matches = (_NAME.fullmatch(name) for name in store.names(TERMS))
-    return max((int(match[1]) for match in matches if match), default=0)
+def _last(store: Store, prefix: str = TERMS) -> int:
+    matches = (re.fullmatch(r"\d{8}", name.removeprefix(prefix), re.ASCII) for name in store.names(prefix))
+    return max((int(match[0]) for match in matches if match), default=0)
 
 
-def _name(number: int) -> str:
-    return f"{TERMS}{number:08d}"
+def _name(number: int, prefix: str = TERMS) -> str:
+    return f"{prefix}{number:08d}"

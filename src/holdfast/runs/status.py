@@ -28,7 +28,7 @@ _SNAPSHOT = (
     r"/(?:shard-\d{5,}-of-\d{5,}\.safetensors|extra\.json|manifest\.json)"
 )
 _RUNNING = r"running/(?:index-\d{8,18}\.json|segment-\d{8,18}-[\w.-]+\.safetensors)"
-_BETWEEN_NODES = r"nodes/term-\d{8}|histories/\w[\w.-]*\.jsonl/[0-9a-f]{16}/\d{8}"
+_BETWEEN_NODES = r"nodes/(?:term|attempt)-\d{8}|histories/\w[\w.-]*\.jsonl/[0-9a-f]{16}/\d{8}"
 _UNFINISHED = r"(?:\.[0-9a-f]{8}\.tmp)?"
 _FILES = re.compile(
     r"run\.json|\.run-\d+\.tmp|\.supervisor-\d+\.lock|scale\.(?:json|partial)|join(?:\.new)?"

@@ -97,6 +97,12 @@ class Checkpoints:
         """Withdraw the claim of `term`, a numbered group of nodes, to the right to save. The group did not start."""
         self._ask(lambda store: terms.give_back(store, term.number))
 
+    def take_attempt(self, number: int) -> int:
+        """Claim a number for the next attempt, `number` or the first free one after it, and return it."""
+        answer = self._ask(lambda store: terms.take_attempt(store, number))
+        assert isinstance(answer, int)
+        return answer
+
     def require_term(self, term: Term) -> None:
         """Raise BadInput if this node does not use the same checkpoint store as the other nodes.
 

@@ -58,8 +58,10 @@ class SimulatedCheckpoints(Checkpoints):
         return is_taken
 
     def give_back(self, term: Term) -> None:
-        super().give_back(term)
-        self._truth.owners.pop(term.number)
+        try:
+            super().give_back(term)
+        finally:  # perhaps it has an effect without an answer
+            self._truth.owners.pop(term.number)
 
     def _ask(self, work: Callable[[Store], Any], opened: object = None) -> Any:
         began = self._world.now

@@ -15,6 +15,7 @@ from simulation.scheduler import World
 ROOT = "run"
 _PHASES = (
     (r"nodes/term-.*", "term"),
+    (r"nodes/attempt-.*", "attempt"),
     (r"step-\d+(?:-term-\d+)?/shard.*", "shard"),
     (r"step-\d+(?:-term-\d+)?/extra.json", "extra"),
     (r"step-\d+(?:-term-\d+)?/manifest.json", "manifest"),

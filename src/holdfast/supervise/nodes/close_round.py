@@ -130,6 +130,7 @@ class RoundCloser:
                 return  # this machine has no network: a term that it claimed would keep the others from continuing
             try:
                 term = self._take_term(nodes, last)
+                attempt = self._checkpoints.take_attempt(max(node["attempt"] for node in nodes)) if term else 0
             except HoldfastError as error:
                 if all(node["term"] for node in nodes):
                     return  # the checkpoint store is away for a while: try again with the next look
@@ -139,7 +140,7 @@ class RoundCloser:
                     return  # other nodes continued without us: look for them
                 allow_connections(sum(node["workers"] for node in nodes))
                 self.server = listen(address)
-                answer |= {"term": term.to_json(), "round": secrets.token_hex(6)}
+                answer |= {"term": term.to_json(), "attempt": attempt, "round": secrets.token_hex(6)}
                 answer |= {"address": address, "port": self.server.port}
         connection.ask(lambda store: _close(store, number, answer))
 
@@ -199,7 +200,8 @@ def read_greetings(store: Store, number: int) -> list[NodeRegistration]:
 
 
 def _close(store: Store, number: int, answer: RoundResult) -> None:
-    store.set(f"round/{number}", json.dumps(answer))
+    """Announce the result of rendezvous `number`: last, so that a node that has it finds this rendezvous closed."""
     if "term" in answer:
         store.set(f"token/{answer['term'][1]}", "")
     store.add("closed", 1)
+    store.set(f"round/{number}", json.dumps(answer))

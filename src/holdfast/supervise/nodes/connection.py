@@ -34,7 +34,7 @@ class NodeRegistration(TypedDict):
     node: int
     of: int
     who: str  # a later supervisor of the same node has another name
-    attempt: int  # the number that it would give the next attempt
+    attempt: int  # the number of its next attempt, as far as it knows
     workers: int  # the number that it starts
     term: int  # the term that it was in last; 0 if it has not met other nodes yet
     where: str  # address of its own store, where the others meet if the one at the endpoint is lost
@@ -50,6 +50,7 @@ class RoundResult(TypedDict):
     refused: str | None
     # If nothing is refused:
     term: NotRequired[list[Any]]
+    attempt: NotRequired[int]
     round: NotRequired[str]
     address: NotRequired[str]  # of the workers' store
     port: NotRequired[int]

@@ -124,8 +124,6 @@ class MultiNodeRendezvous(Rendezvous):
         self._heartbeats = Heartbeats()
         self._awaited = self._closed = 0  # number of the round that we wait for, and of the last one closed with us
         self._together: set[str] = set()  # the supervisors in that round
-        self._is_unsure = False  # a store may start the attempt that we registered for, and we would not hear of it
-        self._skipped = 0  # attempts that may have been started so since the last rendezvous
         self._waits_since = self._looked = 0.0  # when this wait began; when we last looked for the run's end
         self._has_said = False  # for which nodes we wait
 
@@ -140,7 +138,7 @@ class MultiNodeRendezvous(Rendezvous):
         return self._at
 
     def _meet(self, workers: int) -> RoundInfo:
-        self._has_said, self._skipped = False, 0
+        self._has_said = False
         self._waits_since = self._looked = time.monotonic()
         if self._at is not None and self._at.is_silent:
             self._leave_store()
@@ -149,7 +147,7 @@ class MultiNodeRendezvous(Rendezvous):
         server = self._closer.server if self._keeps_store else None
         self.peers = OtherNodes(self._node, self._closed, answer, self._connection, self._heartbeats, server)
         return RoundInfo(
-            attempt=max(node["attempt"] for node in answer["nodes"]),
+            attempt=answer["attempt"],
             round=answer["round"],
             address=self._node.address,
             nodes=tuple(node["node"] for node in answer["nodes"]),
@@ -202,9 +200,6 @@ class MultiNodeRendezvous(Rendezvous):
         self._silent = ""
 
     def _leave_store(self) -> None:
-        """Leave the store in which the nodes meet. If it may still start the next attempt, leave that number to it."""
-        self._skipped += self._is_unsure
-        self._is_unsure = False
         if self._at is not None:
             if self._at.is_silent:
                 self._silent = self._at.where
@@ -218,7 +213,7 @@ class MultiNodeRendezvous(Rendezvous):
             "node": self._node.rank,
             "of": self._node.of,
             "who": self._who,
-            "attempt": self.next_attempt + self._skipped,
+            "attempt": self.next_attempt,
             "workers": workers,
             "term": self.peers.term.number if self.peers.term else 0,
             "where": self._own,
@@ -226,8 +221,8 @@ class MultiNodeRendezvous(Rendezvous):
             "command": self._command,
         }
         while time.monotonic() < until:
-            self._awaited, answer = self._register(connection, greeting)
-            self._is_unsure = answer is None
+            awaited = self._awaited
+            self._awaited, answer = connection.ask(lambda store, n=awaited: _greet_and_look(store, n, greeting))  # type: ignore[misc]
             if answer:
                 if any(node["who"] == self._who for node in answer["nodes"]):
                     self._closed, self._awaited = self._awaited, 0
@@ -238,15 +233,6 @@ class MultiNodeRendezvous(Rendezvous):
                 self._closer.close_when_due(self._awaited, connection, self.peers, self._heartbeats)
             time.sleep(_LOOK)
         return None
-
-    def _register(self, connection: Connection, greeting: NodeRegistration) -> tuple[int, RoundResult | None]:
-        """Register for the next rendezvous, unless this node waits for one; return its number and its result."""
-        awaited = self._awaited
-        try:
-            return connection.ask(lambda store: _greet_and_look(store, awaited, greeting))
-        except Unreachable:
-            self._is_unsure |= connection.is_silent  # the registration may have reached the store
-            raise
 
     def _check(self, answer: RoundResult) -> None:
         """Raise BadInput if the nodes that met cannot start together, or do not use the same store for checkpoints."""
