@@ -1,1 +1,1 @@
-"""Checkpoints: stores for bytes, snapshots of whole states, running checkpoints, writers, and verification."""
+"""Checkpoints: stores for bytes, snapshots of whole states, checkpoints of single blocks, writers, and verification."""

@@ -1,1 +1,1 @@
-"""The history of a run: writing, reading and following it, gathering it from nodes, and finding which steps still count."""
+"""The history of a run: writing, reading and following it, gathering it from nodes, and finding the steps that no restart undid."""

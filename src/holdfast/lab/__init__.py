@@ -1,4 +1,4 @@
-"""Experiments that measure recovery methods and test published claims, and `hf.lab.compare` for your own model."""
+"""Experiments that measure recovery methods, and `hf.lab.compare`, which compares strategies on your own model."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,1 +1,1 @@
-"""The training process of a run: attaching to it, the training loop, and saving and restoring the state."""
+"""The code of a training process: joining the run (`hf.attach`), the training loop, saving and restoring the state."""

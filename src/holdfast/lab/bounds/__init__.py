@@ -1,1 +1,1 @@
-"""The experiments qp-bound, mlr-bound, mlr-reset and lda-reset: costs of perturbing a model, compared with proved limits."""
+"""The experiments qp-bound, mlr-bound, mlr-reset and lda-reset: how many iterations a change of the state costs, and proved limits."""

@@ -1,1 +1,1 @@
-"""The audit of a run on the parameter server: a replay of the controller's history, and the checks that read it."""
+"""The audit of a run on the parameter server: replays the recorded events, and checks that they agree."""
