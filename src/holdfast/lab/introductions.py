@@ -13,8 +13,8 @@ REDUCTION = (
     "full recovery costs."
 )
 EARLY = (
-    "a failure before the first full checkpoint. Blocks that return to saved values, but were never saved, then return to "
-    "their initial values. All other failures are late failures."
+    "a failure before the first full checkpoint. Some blocks then have no saved values yet. If such a block has to be restored, "
+    "it gets its initial values, unless the report names another rule. All other failures are late failures."
 )
 POLICY = (
     "`priority` saves the blocks that changed most since they were last saved, measured per value. `round` saves the blocks "

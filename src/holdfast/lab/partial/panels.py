@@ -77,16 +77,18 @@ _NETWORK = (
 )
 NOTES = {  # where a panel differs from the paper's
     "mf-movielens": "a run has converged at a loss of 920, the number that the SCAR paper gives. The loss is the Frobenius norm "
-    "of the residual, with zeros for missing ratings. The lab minimizes this loss by least squares for one column of L or row "
-    "of R at a time. If it solved for all of L at once, a run would converge in 2 iterations, and a lost row of L would cost "
-    "nothing.",
-    "mf-jester": "the data is part 1 of Jester's dataset 1; the SCAR paper uses dataset 2+. On this data, a run reaches the "
-    "loss at which the SCAR paper counts it as converged in one iteration, so the lab uses another loss, 3,103. At 3,102, the "
-    "loss of some runs stays nearly constant for up to 150 iterations.",
+    "of the residual, with zeros for missing ratings. In each iteration, the lab minimizes this loss by least squares for one "
+    "column of L after another, and then for one row of R after another. The lab does not solve for all of L at once: a run "
+    "would then converge in 2 iterations. A lost row of L would also cost nothing, because each iteration would compute all "
+    "of L from R alone.",
+    "mf-jester": "the data is part 1 of Jester's dataset 1; the SCAR paper uses dataset 2+. On this data, a run needs only one "
+    "iteration to reach the loss at which the SCAR paper counts a run as converged. So the lab uses a lower loss, 3,103. It "
+    "does not use 3,102, because near this value the loss of some runs stays nearly constant for up to 150 iterations.",
     "lda-20news": "a run has converged at the same loss as in the SCAR paper. It reaches this loss in fewer iterations than in "
     "the paper (60), because the lab splits the texts into words in its own way.",
-    "lda-reuters": "the data is the first 1,510 training stories of the ModApte split. With this number of stories, the loss is "
-    "still falling when it passes the value at which the SCAR paper counts a run as converged.",
+    "lda-reuters": "the data is the first 1,510 training stories of the ModApte split. This number was chosen so that the loss "
+    "is still falling when it passes 850,000, the value at which the SCAR paper counts a run as converged. A cost in "
+    "iterations can be measured only while the loss falls.",
     "cnn-mnist-layer": _NETWORK,
     "cnn-mnist-shard": _NETWORK,
 }
