@@ -103,7 +103,8 @@ MATRIX = {
     "stall": "the time for which training waits for saves.",
     "audit and quality gates": "checks that every run must pass. The audit checks the history of the run; the gates check, "
     "for example, that exactly the planned failures happened.",
-    "ECRL report": "the report whose experiment this one repeats. Tables and sections in parentheses are those of this report.",
+    "ECRL report": "the report whose experiment `recovery-matrix` repeats. References such as (table 5) or (section 6.1) "
+    "are to the ECRL report.",
 }
 ADVICE = {
     "case": "one measured cost of one failure, in seconds or in iterations, with the interval that was predicted for it.",

@@ -19,10 +19,10 @@ from holdfast.report.page import Column, Number, Page, Picture, Statement, Table
 RESULT = "result.json"
 CLAIM = "claim"
 CLAIMS = (
-    "a statement with the range in which its value was expected before the run. Its source follows in parentheses. The "
-    "measured value has its 95 % confidence interval in parentheses. A claim holds if the measured value is in the expected "
-    "range, and does not hold if it is outside. A claim is not resolved if the interval crosses a limit of the range, or if "
-    "there were too few trials for an interval."
+    "a statement about a value, with the range that was expected before the run. The source of the claim follows in "
+    "parentheses, and so does the 95 % confidence interval of the measured value. If this interval crosses a limit of the "
+    "range, or if too few values were measured for an interval, the claim is not resolved. Otherwise the claim holds if the "
+    "value is in the range, and does not hold if it is outside."
 )
 NO_CLAIMS = "These are measurements without claims."
 

@@ -10,6 +10,7 @@ from holdfast.finding import counted
 from holdfast.lab.confidence import ConfidenceInterval
 from holdfast.lab.matrix.analysis import GOODPUT, WAITED, WALL, Analysis, Metric, difference, gain, reduction, wins
 from holdfast.lab.matrix.config import BLOCKING, OVERLAPPED, REFERENCE, VARIANTS
+from holdfast.lab.matrix.runner import STOLEN
 from holdfast.lab.matrix.suites import Suite
 from holdfast.lab.result import Claim, ResultTable, Value
 
@@ -271,8 +272,8 @@ def remarks(analysis: Analysis) -> list[str]:
         repeated = sum(run.tries > 1 for run in analysis.measured.values())
         lines.append(
             f"The host of this virtual machine gave {sum(stolen) / len(stolen):.1%} of the processor time to other virtual "
-            f"machines on average, and at most {max(stolen):.1%} during a run that counts. {repeated} of "
-            f"{len(analysis.measured)} runs were repeated because the host gave away too much."
+            f"machines on average, and at most {max(stolen):.1%} during a run that counts. A run is "
+            f"repeated if this share is more than {STOLEN:.0%}; this happened to {repeated} of {len(analysis.measured)} runs."
         )
     return lines
 
