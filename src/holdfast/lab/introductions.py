@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 BLOCK = "a part of a model's state, such as a row of a matrix. A block is lost, saved and restored as a whole."
 COST = (
-    "the number of iterations by which a run with a failure reaches the same loss later than the run without a failure. A "
-    "cost can be a fraction of an iteration. It is negative if the run with the failure reaches the loss sooner."
+    "how many more iterations a run with a failure needs to reach the same loss than the run without a failure. A cost can be "
+    "a fraction of an iteration. It is negative if the run with the failure needs fewer iterations."
 )
 REDUCTION = (
     "the part of the cost of full recovery that another method avoids. If the reduction is 0.7, the method costs 0.3 of what "
@@ -28,7 +28,10 @@ PANEL = (
     "data set, such as MNIST in `mlr-mnist`. A block of `cnn-mnist-layer` is a whole weight or bias, and a block of "
     "`cnn-mnist-shard` is one row of it."
 )
-PERTURBATION = "the difference between the recovered state and the state before the failure. Its size is the length of this difference."
+PERTURBATION = (
+    "the difference between the recovered state and the state before the failure. Its size is a norm of this difference, such "
+    "as the Euclidean norm for `mlr`."
+)
 BOUND = (
     "an upper limit of the cost, by Theorem 3.2 of the SCAR paper. It depends on the size of the perturbation and on c, the "
     "factor by which each iteration reduces the distance to the optimum."
@@ -64,13 +67,13 @@ BACKPROP = {
     "NT3 benchmark, which classifies tissue by its gene expression, and `resnet18-cifar10` is a ResNet-18 on CIFAR-10.",
     "checkpoint-restart": "the usual recovery: all workers return to a checkpoint, which is made once in an epoch. A failure "
     "therefore repeats half an epoch on average.",
-    "point of failure": "how much of the backward pass is done when the workers are lost: 25, 50 or 75 %. Failures strike "
-    "early, in the middle and late in training.",
+    "point of failure": "how much of the backward pass is done when the workers are lost: 25, 50 or 75 %. Each point is "
+    "tested early, in the middle and late in training.",
     "performance model": "the model of the paper (section IV.C), which predicts the cost of a failure from the times of a "
     "mini-batch, a save, a load, and the start of a process.",
-    "difference of accuracy": "how far the test accuracy after the interrupted mini-batch is from Baseline's accuracy, divided "
-    "by Baseline's accuracy: 0.05 means 5 % of Baseline's accuracy. The change of accuracy is the same with a sign: it is "
-    "negative if the accuracy is lower than Baseline's.",
+    "change of accuracy": "the test accuracy after the interrupted mini-batch minus Baseline's accuracy, divided by Baseline's "
+    "accuracy: -0.05 means that the accuracy is lower by 5 % of Baseline's accuracy.",
+    "difference of accuracy": "the change of accuracy without its sign.",
     "the paper": f"{NICOLAE} Figures, tables and sections in this report are those of this paper.",
 }
 SHARDED = {

@@ -152,9 +152,9 @@ def remarks(results: PanelResults) -> list[str]:
     restart, rollback = checkpoint_restart(prices, since=results.panel.epoch / 2), immediate_rollback(prices)
     return [
         *([] if results.quick or not results.panel.note else [f"{results.panel.name}: {results.panel.note}"]),
-        f"{label}: one mini-batch changes the accuracy even without a failure. The accuracy before the mini-batch differs from "
-        f"Baseline's accuracy after it by {words}, as a part of Baseline's accuracy. Late in training, Baseline's accuracy is "
-        f"{late:.3f}.",
+        f"{label}: one mini-batch changes the accuracy even without a failure. Before the mini-batch, the accuracy is higher (+) "
+        f"or lower (-) than Baseline's accuracy after it: {words} of Baseline's accuracy. So a change of this size under a "
+        f"strategy need not come from the failure. Late in training, Baseline's accuracy is {late:.3f}.",
         f"{label}: measured times: {_time(prices.minibatch)} for the mini-batch of one worker, {_time(prices.save)} to save a "
         f"checkpoint, {_time(prices.load)} to load it, and {_time(prices.init)} to start a process.",
         f"{label}: from these times, the performance model of the paper predicts the cost of one failure. With "
@@ -162,8 +162,8 @@ def remarks(results: PanelResults) -> list[str]:
         f"{_time(restart.restart)}; a save in every epoch comes in addition. With `replay`, the workers repeat "
         f"{_time(rollback.replay)} of work, and a new process takes {_time(rollback.restart)} to start if no spare worker "
         "waits. `forward` costs nothing.",
-        f"{label}: with the start of processes on both sides, checkpoint-restart costs {restart.total / rollback.total:.1f} "
-        "times as much as `replay`.",
+        f"{label}: if the start of a process counts for both strategies, a failure costs {restart.total / rollback.total:.1f} "
+        f"times as much with checkpoint-restart ({_time(restart.total)}) as with `replay` ({_time(rollback.total)}).",
         *(_cause(results, claim) for claim in claims(results) if claim.resolved and not claim.holds),
     ]
 

@@ -53,9 +53,9 @@ REDUCTION_COLUMNS = [
 ]
 REDUCTION_COLUMNS += ["from", "to", "perturbation smaller by, %", "why the claim does not hold or is not resolved"]
 REDUCTION_REMARK = (
-    f'In the table "{REDUCTIONS}" of the report, the first reduction counts costs in whole iterations, as the SCAR paper does. All other '
-    "values count fractions of an iteration too. The last number compares the size of the perturbation with its size under full "
-    "recovery, without early failures."
+    f'In the table "{REDUCTIONS}", the column "{REDUCTION_COLUMNS[2]}" counts whole iterations, as the SCAR paper does. All '
+    f'other columns count fractions of an iteration too. The column "{REDUCTION_COLUMNS[7]}" says how much smaller the '
+    "perturbation is than under full recovery, in late failures only."
 )
 BOUNDS = "Measured costs and the bound of Theorem 3.2"
 BOUND_COLUMNS = [

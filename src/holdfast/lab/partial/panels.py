@@ -71,9 +71,9 @@ for _by in ("layer", "shard"):
     _name, _loaders = f"cnn-mnist-{_by}", (partial(_cnn, _by, "mnist"), partial(_cnn, _by, "digits"))
     PANELS[_name] = Panel(_name, *_titles, *_loaders)
 _NETWORK = (
-    "an iteration trains on 48 batches. The loss is computed on the first 4,096 training images, with the mean of the "
-    "parameters over the iteration, because the loss of the parameters themselves varies from batch to batch by more than a "
-    "failure costs."
+    "an iteration trains on 48 batches. The loss after an iteration is computed on the first 4,096 training images, for the "
+    "mean of the parameters after these batches. The loss of the parameters after each batch varies more than a failure changes "
+    "it, so it would hide the effect of the failure."
 )
 NOTES = {  # where a panel differs from the paper's
     "mf-movielens": "a run has converged at a loss of 920, the number that the SCAR paper gives. The loss is the Frobenius norm "
@@ -85,10 +85,9 @@ NOTES = {  # where a panel differs from the paper's
     "iteration to reach the loss at which the SCAR paper counts a run as converged. So the lab uses a lower loss, 3,103. It "
     "does not use 3,102, because near this value the loss of some runs stays nearly constant for up to 150 iterations.",
     "lda-20news": "a run has converged at the same loss as in the SCAR paper. It reaches this loss in fewer iterations than in "
-    "the paper (60), because the lab splits the texts into words in its own way.",
-    "lda-reuters": "the data is the first 1,510 training stories of the ModApte split. This number was chosen so that the loss "
-    "is still falling when it passes 850,000, the value at which the SCAR paper counts a run as converged. A cost in "
-    "iterations can be measured only while the loss falls.",
+    "the paper, where it takes 60, because the lab splits the texts into words in another way.",
+    "lda-reuters": "the data is the first 1,510 training stories of the ModApte split. This number was chosen so that a run "
+    "takes about 20 to 30 iterations to reach 850,000, the loss at which the SCAR paper counts a run as converged.",
     "cnn-mnist-layer": _NETWORK,
     "cnn-mnist-shard": _NETWORK,
 }
