@@ -37,7 +37,7 @@ Supervisors and workers record what they do in history files. Every line of such
 [Formats](../formats.md) describes the files. `hf.read_history("runs/a").events` reads the events. The [glossary]\
 (glossary.md) explains words such as attempt, phase, shard and fingerprint.
 
-These fields are in many events. An attempt is the time from one start of all workers to the next:
+An attempt is the time from one start of all workers to the next. The following fields are in many events:
 
 | field | meaning |
 |---|---|

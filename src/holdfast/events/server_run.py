@@ -31,7 +31,9 @@ class Serve(NamedTuple):
 
 
 class Iterate(NamedTuple):
-    """Event: an iteration ended. The time of a phase, such as `pull`, is that of the slowest process in this phase."""
+    """Event: an iteration ended. `pull`, `compute`, `push`, `apply` and `checkpoint` are parts of the iteration.
+
+    The time of each part is that of the process that took longest."""
 
     iteration: int  # the number of the iteration
     loss: float | None  # the loss after the iteration
@@ -84,7 +86,7 @@ class Struck(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Event: process `number` of `kind` (such as "node") was lost, in round `round` of `iteration`."""
+    """Event: a process of `kind`, such as "node", was lost in round `round` of `iteration`."""
 
     iteration: int
     round: int

@@ -67,7 +67,7 @@ class Order(NamedTuple):
 
 
 class Recover(NamedTuple):
-    """Event: a rank begins to train at batch `cursor` of `epoch`, with the state of a snapshot or the initial state."""
+    """Event: a rank begins to train at step `cursor` of `epoch`, with the state of a snapshot or the initial state."""
 
     attempt: int
     restored: int | None  # the step of the restored snapshot; null if none was restored
@@ -132,7 +132,9 @@ class Strike(NamedTuple):
 
 
 class Witnessed(NamedTuple):
-    """Event: all ranks compared digests of their states before `step` (`--witness-every`), and no state was wrong."""
+    """Event: before `step`, all ranks compared digests of their states, as `holdfast run --witness-every` requests.
+
+    All states that must be equal were equal."""
 
     attempt: int
     step: int
@@ -196,8 +198,8 @@ GATHERED, SNAPSHOT, SURVIVORS = "gathered", "snapshot", "survivors"
 class Reassembled(NamedTuple):
     """Event: this worker replaced a lost worker, and put its shard together from older values (`--recovery partial`).
 
-    A source has the `origin` of the values, their `step`, the names of the `parameters`, and the number of their lost
-    `rows`."""
+    `parameters` and `moments` list the sources of these values. Each source has the `origin` of the values, the `step`
+    from which they are, the names of the `parameters` that it filled, and `rows`, the number of rows filled."""
 
     attempt: int
     number: int  # the number of the group that the worker joined
