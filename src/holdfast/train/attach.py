@@ -81,7 +81,8 @@ def attach(
     - `seed`: the seed of the run. The run takes the first of these that is set: `holdfast run --seed`, the seed recorded
       in the folder of the run, this parameter, and the script's call of `torch.manual_seed`. Otherwise it is 0.
     - `timeout`: the seconds after which a collective fails if the script runs without `holdfast run`.
-    - `extend`: True to train a run for longer than the earlier command planned. If it is False, a longer run is an error."""
+    - `extend`: if True, the script may plan more steps than it did when the run was started before. If False, a larger
+      number of steps is an error."""
     how = {
         "save_every": save_every,
         "writer": writer,

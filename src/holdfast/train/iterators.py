@@ -166,8 +166,8 @@ class PhaseItems:
 class Batches:
     """An iterator over the batches of a run that are not trained yet. A script can iterate over it once.
 
-    `len(batches)` is the number of all batches of the run, including the batches trained before a restart. For a
-    progress bar use `tqdm(batches, initial=batches.initial)`."""
+    `len(batches)` is the number of all batches that this rank trains in this loop, including the batches trained before
+    a restart. Each micro-batch counts as a batch. For a progress bar use `tqdm(batches, initial=batches.initial)`."""
 
     def __init__(self, items: PhaseItems, dataset: MapDataset, micro_batches: int) -> None:
         self.dataset = dataset
@@ -272,7 +272,9 @@ class Epoch:
         self._is_over = True  # the run was stopped
 
     def check_trained(self) -> None:
-        """Raise BadInput if some batches of this epoch are not trained yet. The run calls this before the next epoch."""
+        """Raise `holdfast.BadInput` if some batches of this epoch are not trained yet.
+
+        The run calls this method before the next epoch, so a script does not have to call it."""
         if not self._is_over:
             left = self._end - self._next
             raise BadInput(

@@ -86,14 +86,17 @@ class Run:
         return self.device_mesh()
 
     def device_mesh(self, *, replicas: int = 1, tensor_parallel: int = 1) -> "DeviceMesh":
-        """Return a device mesh of all ranks, for models sharded with FSDP2: `fully_shard(block, mesh=mesh["shard"])`.
+        """Return a device mesh of all ranks, for models sharded with FSDP2.
 
-        If `replicas` is more than 1, the mesh has the dimensions `replicate` and `shard`, for hybrid sharding (HSDP).
-        The ranks then form `replicas` groups. Each group holds the whole model, sharded over the ranks of the group.
+        The mesh has the dimension `shard`. Shard a model over it with `fully_shard(block, mesh=mesh["shard"])`.
 
-        If `tensor_parallel` is more than 1, the mesh has the additional last dimension `tensor`. The
-        `tensor_parallel` ranks of a group along this dimension get the same samples and the same random numbers in
-        every step. Make such a mesh before you call `protect`."""
+        If `replicas` is more than 1, the mesh also has the dimension `replicate`, for hybrid sharding (HSDP). The ranks
+        then form `replicas` groups. Each group holds the whole model, sharded over the ranks of the group. Shard the
+        model with `mesh["replicate", "shard"]`.
+
+        If `tensor_parallel` is more than 1, the mesh has the additional last dimension `tensor`, of this size. Ranks
+        that differ only in this dimension get the same samples and the same random numbers in every step. With
+        `tensor_parallel`, call this method before `protect`."""
         return self._session.make_mesh(replicas, tensor_parallel)
 
     def replicate(self, model: Model, **options: object) -> Model:
@@ -107,10 +110,11 @@ class Run:
     def protect(self, **things: Protectable | Value) -> None:
         """Name the objects that every snapshot contains. If the run resumes from a snapshot, this call restores them.
 
-        An object has `state_dict` and `load_state_dict`, or is a dict or list of plain values, tensors and arrays.
-        Dicts and lists are restored in place, and each rank gets its own values of them back. There is one exception:
-        under `--recovery forward` or `skip`, a worker that replaces a lost worker gets the values of another rank. The
-        run always restores the random generators and the position in the data, so do not pass them."""
+        Each object must have `state_dict` and `load_state_dict`, or be a dict or list of plain values, tensors and
+        arrays. Dicts and lists are restored in place, and each rank gets its own dicts and lists back. There is one
+        exception: under `holdfast run --recovery forward` or `skip`, a worker that replaces a lost worker gets the dicts
+        and lists of another rank. The run always restores the random generators and the position in the data, so do not
+        pass them."""
         self._session.protect(things)
 
     def batches(
@@ -206,9 +210,11 @@ class Run:
         parallelism, all ranks of a group need loaders of the same part, so use `mesh["shard"].get_local_rank()` as the
         number of the part.
 
-        When a loader ends, the run calls `set_epoch` on the loader, its sampler and its dataset, if they have this
-        method, and then iterates over the loader again. Each rank takes `micro_batches` batches in a step, and all batches
-        have the same weight. `holdfast audit` counts the batches, but cannot check which samples they contain."""
+        When a loader ends, the run iterates over it again. Before this, it calls `set_epoch` on each of the loader, its
+        sampler and its dataset that has this method.
+
+        Each rank takes `micro_batches` batches in a step. All batches count equally in the averaged gradient, even if
+        their sizes differ. `holdfast audit` counts the batches, but cannot check which samples they contain."""
         session = self._session
         if session.live:
             raise BadInput(
@@ -242,8 +248,9 @@ class Run:
 
         The sizes of two parts may differ by one. So combine the results of the ranks with `run.sum`, or with `run.mean`
         and the sizes as weights. With a sharded model, all ranks must have the same number of batches, because the
-        forward pass communicates. holdfast refuses a DataLoader that yields more batches on one rank than on another. It
-        cannot detect this with `drop_last=True`, or in a loop without a DataLoader: the ranks then wait for each other."""
+        forward pass communicates. If DataLoaders over the parts would yield different numbers of batches on the ranks,
+        holdfast raises an error. It cannot detect this with `drop_last=True`, or in a loop without a DataLoader: the
+        ranks with more batches then wait for the others until the run counts as hanging."""
         return DatasetShard(dataset, self._reducer.place, lambda: self._session.has_shards)
 
     def sum(self, value: Any) -> Any:

@@ -31,9 +31,10 @@ from holdfast.trainers.model_parallel import is_model_parallel, is_tensor_parall
 def attach(fabric: Any, **options: Any) -> Run:
     """Return the run that this process belongs to, as `holdfast.attach` does, for a script with Lightning Fabric.
 
-    Call this function before `fabric.setup`. The `options` are the parameters of `holdfast.attach`. The run replicates
-    the models that Fabric sets up. With ModelParallelStrategy, the script shards its models instead. Raise BadInput if
-    the strategy is neither DDP, nor ModelParallelStrategy, nor a single device."""
+    Call this function before `fabric.setup`. The `options` are the parameters of `holdfast.attach`. The run wraps
+    each model that Fabric sets up, as `run.replicate` does. With Fabric's ModelParallelStrategy, the script shards its
+    models instead. If Fabric has any strategy other than DDP, ModelParallelStrategy and a single device, this function
+    raises `holdfast.BadInput`."""
     strategy = fabric.strategy
     _check_strategy(strategy)
     ranks.leave()  # Fabric may have formed a process group; the run forms its own, which detects a lost peer
