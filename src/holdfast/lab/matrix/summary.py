@@ -250,9 +250,10 @@ def remarks(analysis: Analysis) -> list[str]:
         "The wall clock of a run is counted from the start of the supervisor to the end of the last worker. It includes the "
         "start, every recovery, and the wait for saves that are still being written at the end. Goodput is computed with this "
         "wall clock.",
-        "The stall for writing and queueing is the time for which steps wait until a save is written (blocking saves), or "
-        "until it is handed to the writer and has a place in the writer's queue (overlapped saves). After the last step, the "
-        "wait for the last save counts as `closing`.",
+        "The stall for writing and queueing is the time for which training waits for a save to be written. With blocking "
+        "saves, training waits until the save is written. With overlapped saves, it waits until the save is handed to the "
+        "writer, whose queue must have a place for it. After the last step, the wait until the last overlapped save is written "
+        "is not part of the stall; it counts as `closing`.",
     ]
     if analysis.failed:
         names = ", ".join(dict.fromkeys(failure.suite.name for failure in analysis.failed))
@@ -265,8 +266,9 @@ def remarks(analysis: Analysis) -> list[str]:
         step = analysis.mean(lambda run: run.seconds["compute"] / max(1, run.committed), BLOCKING)
         save, less = (analysis.mean(lambda run: run.waited / max(1, run.saves), how) for how in (BLOCKING, OVERLAPPED))
         lines.append(
-            f"A save has {size:.3g} MB on average, and a step takes {step:.3g} s. Training waits {save:.3g} s for a blocking "
-            f"save and {less:.3g} s for an overlapped save."
+            f"On average over all suites, a save has {size:.3g} MB, and a step of the variant `blocking` takes {step:.3g} s. "
+            f"Training waits {save:.3g} s for a blocking save (variant `blocking`) and {less:.3g} s for an overlapped save "
+            "(variant `overlapped`)."
         )
     if stolen := [run.stolen for run in analysis.measured.values() if run.stolen is not None]:
         repeated = sum(run.tries > 1 for run in analysis.measured.values())
