@@ -84,11 +84,14 @@ SHARDED = {
     "0.15 means 15 % of that cost.",
     "`whole`": "the lost ranks take their shards from the newest snapshot, as in the SCAR paper (Qiao et al., ICML 2019).",
     "`fresh`, `fresh-averaged`, `fresh-zeroed`": "the lost ranks take the gathered weights: the copies that all ranks had "
-    "received for the last forward pass. The moments of AdamW are lost with the ranks: `fresh` takes them from the newest "
-    "snapshot, and the other two need no snapshot.",
-    "`zero-weights`, `neighbours`": "the lost weights become 0, or the mean of the rows of the nearest surviving ranks (an "
-    "idea of the CheckFree paper).",
-    "`shadow`": "a copy of the lost shard that another rank kept, and to which it applied the same optimizer steps.",
+    "received for the last forward pass. The moments of AdamW are lost with the ranks. `fresh` takes them from the newest "
+    "snapshot. `fresh-averaged` sets the first moments to 0, and the second moments to the mean of the surviving rows. "
+    "`fresh-zeroed` sets both to 0.",
+    "`zero-weights`": "the lost weights become 0. The moments are those of `fresh-averaged`.",
+    "`neighbours`": "the lost weights and moments become the mean of the rows of the nearest surviving ranks (an idea of "
+    "the CheckFree paper, Blagoev et al., 2025).",
+    "`shadow`": "the lost ranks take their shards from copies on other ranks. The rank that kept a copy had applied to it "
+    "the same optimizer steps as the owner of the shard.",
     "noise floor": "the lag of runs in which nothing is lost and all weights are only rounded to bfloat16. Smaller lags are "
     "chance.",
 }

@@ -66,12 +66,15 @@ def remarks(costs: MeasuredCosts) -> list[str]:
             f"{age:.1f} steps with a snapshot every {interval} steps (the error is {spread / max(age, 1e-9):.0%} of this cost)"
         )
     return [
-        f"The noise floor is {floor:.2g} steps: the root mean square of the lags at {len(costs.lags(NOISE))} points of training. "
-        "Strategies that change the weights more have wider 95 % intervals.",
-        f"The error of a large lag is {spread:.1f} steps. This error is known from rollbacks, whose exact cost is the age of the "
-        f"snapshot: their measured lags differ from the exact cost by {spread:.1f} steps (root mean square), and by "
-        f"{errors.mean():+.1f} steps on average. The reason is that a rollback trains on other batches than the steps that it "
-        "repeats. Claims divide by the exact cost.",
+        f"The noise floor is {floor:.2g} steps: the root mean square of the lags of the runs that were only rounded, measured "
+        f"at {len(costs.lags(NOISE))} points of training.",
+        "The more a strategy changes the weights, the wider is the 95 % interval of its lag.",
+        f"A lag that is larger than the noise floor has an error of about {spread:.1f} steps. This is known from rollbacks, "
+        "whose exact cost is the age of the snapshot. Their measured lags differ from the exact cost by "
+        f"{spread:.1f} steps (root mean square), and are {abs(errors.mean()):.1f} steps too "
+        f"{'small' if errors.mean() < 0 else 'large'} on average. They differ because of the batches: after a rollback, the "
+        "trial continues with the next batches of the undisturbed run, and does not train the batches of the undone steps "
+        "again. So claims divide by the exact cost, and not by the measured lag of a rollback.",
         f"The mean exact cost of a rollback is {'; '.join(parts)}.",
         "Columns of the table of lags: the lag is also given for failures during the warm-up of the learning rate, and for "
         "failures after it. The rise of the loss is the validation loss directly after the recovery, minus the loss of the "
@@ -90,8 +93,8 @@ def _within_bound(costs: MeasuredCosts) -> str:
     inside = sum(cost <= bound for cost, bound in pairs)
     ratio = np.median([cost / bound for cost, bound in pairs]) if pairs else float("nan")
     return (
-        f"In {inside} of the {len(pairs)} trials that change the weights, the lag is at most the bound. The median lag is "
-        f"{ratio:.2f} of the bound."
+        f"In {inside} of the {len(pairs)} trials that change the weights, the lag is at most the bound. The median of lag "
+        f"divided by bound, over these trials, is {ratio:.2f}."
     )
 
 

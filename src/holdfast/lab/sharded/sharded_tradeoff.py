@@ -48,15 +48,15 @@ def run(options: Options, meter: Meter) -> Result:
     config: dict[str, Value] = {
         "seed": options.seed,
         "runs": seeds,
-        "failures": seeds * (size.early + size.late),
+        "failures": f"{seeds * (size.early + size.late)} in all",
         "ranks": WORLD_SIZE,
         "lost": ", ".join(map(str, LOST)),
         "text": f"{text.name}, {len(text.trained):,} bytes",
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "processor",
         "model": str(size.model),
         "steps": size.steps,
-        "measured after a failure": f"{size.losses} losses from {size.settle} steps after it on, each computed with the mean of "
-        f"the weights over {size.averaged} steps",
+        "measured after a failure": f"{size.losses} losses, the first one {size.settle} steps after the failure. Each is the "
+        f"loss of the mean of the weights over {size.averaged} steps",
     }
     known = _measure(size, options, text.digest, meter)
     return _result(MeasuredCosts(size, options.seed, known), config)
