@@ -164,7 +164,7 @@ def remarks(results: OverheadResults) -> list[str]:
     lines = [
         f"nodes are killed at the end of iteration {FAILS}, before the updates of the workers are applied. The newest full "
         f"checkpoint is of iteration {FAILS - FAILS % INTERVAL}, so full recovery loses {FAILS % INTERVAL} iterations, and "
-        f"SCAR cannot be more than {FAILS % INTERVAL} iterations sooner.",
+        f"SCAR can reach a loss at most {FAILS % INTERVAL} iterations sooner than full recovery.",
         f"iterations by which a run is behind the run without a failure: {', '.join(parts)}.",
         f"with SCAR, an iteration takes {seconds:.3g} s (median), and training waits {checkpoint:.3g} s of this time for the "
         f"checkpoint.{whole} In the SCAR paper, an iteration takes {PAPER_SECONDS:g} s.",
