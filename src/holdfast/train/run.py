@@ -207,8 +207,8 @@ class Run:
 
         Give each rank a loader of its own part of the data. Do not pass the loader to `protect`: each snapshot contains
         the position of every rank's loader. So the world size must stay the same after a restart. With tensor
-        parallelism, all ranks of a group need loaders of the same part, so use `mesh["shard"].get_local_rank()` as the
-        number of the part.
+        parallelism, all ranks of a group need loaders of the same part, so use `run.rank // tensor_parallel` as the number of
+        the part.
 
         When a loader ends, the run iterates over it again. Before this, it calls `set_epoch` on each of the loader, its
         sampler and its dataset that has this method.
