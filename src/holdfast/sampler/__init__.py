@@ -1,1 +1,1 @@
-"""The choice of samples for each step and rank, and digests of them."""
+"""Which samples each rank trains in each step, and digests of the samples."""
