@@ -178,7 +178,8 @@ INTRODUCTIONS = {
     ),
     "early-failures": Introduction(
         "Simulated failures take half of the blocks of a model's state, before or after the first full checkpoint. The "
-        "experiment compares eight ways to save and to restore blocks. All claims are about early failures.",
+        "experiment compares eight ways to save and to restore blocks, such as `early saves`. The first table after the figure "
+        "explains these ways. All claims are about early failures.",
         {"block": BLOCK, "cost": COST, "early failure": EARLY, "panel": PANEL, "SCAR paper": SCAR},
     ),
     "backprop-tradeoff": Introduction(

@@ -139,9 +139,9 @@ def run(options: Options, meter: Meter) -> Result:
         rows=[row for split in splits for row in split.rows()],
         claims=[claim for split in splits for claim in _claims(split)] if options.workload is None else [],
         remarks=[
-            f"Within the first {interval} iterations, `{EARLY.name}` writes as many values as `{FIRST.name}`: {regular} whole "
-            f"state. `{EARLY_FULL.name}` writes {full - regular} more whole states, once in a run. `{FRESH.name}` needs no "
-            "additional saves.",
+            f"Within the first {interval} iterations, `{EARLY.name}` and `{FIRST.name}` each write as many values as {regular} "
+            f"whole state has. In a run, `{EARLY_FULL.name}` writes {full - regular} whole states more than `{FIRST.name}`, and "
+            f"`{FRESH.name}` writes as much as `{FIRST.name}`.",
             *departures(options),
             *(_remark(split) for split in splits),
             *unconverged_remarks(panels),
@@ -180,11 +180,12 @@ def _remark(split: Split) -> str:
         return f"{label}: {'no' if not early.any() else 'every'} failure is early."
     first, close = cheapest({approach.name: split.costs(approach)[early] for approach in split.approaches})
     unproved = f" (not proved against {' and '.join(f'`{name}`' for name in close)})" if close else ""
-    more = split.saved(FIRST, EARLY, ~early)
+    more, less = split.saved(FIRST, EARLY, ~early), split.saved(EARLY, FIRST, ~early)
+    difference, word = (less, "less") if more.value < 0 else (more, "more")
     return (
-        f"{label}: {early.sum()} of the {len(early)} failures are early. Early failures cost least with `{first}`{unproved}. "
-        f"In late failures, the mean cost with `{EARLY.name}` minus the mean cost with `{FIRST.name}` is {more.value:.2f} "
-        f"iterations ({more.ends()})."
+        f"{label}: {early.sum()} of the {len(early)} failures are early. They cost least with `{first}`{unproved}. On average, a "
+        f"late failure costs {difference.value:.2f} iterations {word} with `{EARLY.name}` than with `{FIRST.name}` "
+        f"({difference.ends()})."
     )
 
 
