@@ -98,11 +98,15 @@ class RunConfig:
 
     Under `recovery="restart"`, 1 keeps a second set of all workers ready."""
     workers_after: tuple[int, ...] = ()
-    """The number of workers after each restart, for experiments. The last entry also counts for later restarts."""
+    """The number of workers on each node after the first restart, the second restart, and so on. For experiments.
+
+    The last number also holds after all later restarts."""
     hang_timeout: float | None = None
     """The seconds without progress after which a worker counts as hanging. None: computed from the run's own steps."""
     replace_slow: float | None = None
-    """A spare replaces a worker that computes this many times as long as the others, such as 1.5. None: never."""
+    """A spare replaces a worker that needs this many times as long to compute a step as the other workers of its node.
+
+    The time is compared with the median of these workers, over many steps. Example: 1.5. None: never."""
     checkpoints: str | None = None
     """The directory or URL of the snapshots. None: the folder of the run."""
     source: WeightsSource | None = None
@@ -175,7 +179,9 @@ class RunConfig:
 
     @property
     def import_folder(self) -> Path:
-        """The folder that contains the modules of the script, as for `python script.py` or `python -m`."""
+        """The folder that comes first in `sys.path`: the folder of the script, or with `module` the current folder.
+
+        Python does the same for `python script.py` and `python -m`."""
         return Path.cwd() if self.module else Path(self.script).resolve().parent
 
     def workers_at(self, restart: int) -> int:

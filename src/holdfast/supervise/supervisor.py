@@ -48,10 +48,12 @@ def supervise(
         nnodes: the number of nodes. Call this function on each node, with the same arguments except for `node_rank`.
         node_rank: the number of this node, counted from 0.
         rendezvous: `host:port` of the first node, where the nodes meet.
-        min_nodes: the fewest nodes that continue when other nodes are lost; by default half of all nodes.
+        min_nodes: the smallest number of nodes with which the run continues after other nodes are lost; by default half
+            of `nnodes`, rounded up. With fewer nodes, the run waits for nodes to return, and gives up after some minutes.
         lost_after: the seconds of silence after which a node counts as lost.
         preload: the modules to import before workers are forked. None: well-known libraries that the script imports.
-        may_change: the names of script arguments that may differ from the earlier command of the run in `out`.
+        may_change: the names of script arguments that may change when the run in `out` is continued. All other script
+            arguments must be the same as in the earlier command.
         console: the console that shows the progress; stderr by default.
 
     Raises:

@@ -24,7 +24,10 @@ class RunVerdict:
 
     @property
     def exit_code(self) -> int:
-        """The exit status of `holdfast run`: 0 if completed, 75 if preempted, 2 if refused, 1 if failed."""
+        """The exit status of `holdfast run`, apart from the audit.
+
+        It is 0 if the run completed, 75 if it was preempted, 2 if holdfast refused it (bad input, or a script that would
+        not train exactly), and 1 if it failed. If the run completed, but its audit failed, `holdfast run` exits with 3."""
         return _EXIT_CODES[self.verdict]
 
     @property
