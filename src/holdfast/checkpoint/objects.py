@@ -17,7 +17,8 @@ _TAKEN = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
 class ObjectStore:
     """A checkpoint store in an object store such as S3. All its values are below one URL.
 
-    If your program forks processes, create this object after the fork, because its client runs a thread."""
+    If your program forks processes, create this object in each child, after the fork. The object uses an fsspec client,
+    which runs a thread, and a forked child does not have the threads of its parent."""
 
     def __init__(self, url: str, **options: object) -> None:
         # Neither a shared instance nor a listing cache: a cached listing would hide the commits of other processes.

@@ -120,7 +120,9 @@ def undivided(tensors: State) -> dict[str, ShardedTensor]:
 
 
 def save(store: Store, step: int, tensors: State, extra: Mapping[str, Any], **position: Any) -> Manifest:
-    """Write and commit the snapshot of a step. Raise CommitConflict if the store has a good snapshot of this step.
+    """Write and commit the snapshot of a step.
+
+    Raise CommitConflict if the store has an intact snapshot of this step; a damaged one is replaced.
 
     `tensors` is a dict of tensors, and `extra` a dict of JSON values. `position` are the optional arguments `epoch`,
     `cursor` (the number of the next step in the epoch), `world` (the number of ranks), and `config` (a digest of the
@@ -133,7 +135,7 @@ def save(store: Store, step: int, tensors: State, extra: Mapping[str, Any], **po
 def clear(store: Store, step: int) -> None:
     """Prepare a save of `step`: remove the leftovers of killed processes, and a corrupt snapshot of `step`.
 
-    Raise CommitConflict if `step` has a good snapshot. No other process may save into the store."""
+    Raise CommitConflict if `step` has an intact snapshot. No other process may save into the store."""
     store.sweep(STEP)
     store.sweep(LATEST)
     if step in steps(store):

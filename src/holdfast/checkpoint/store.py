@@ -52,10 +52,12 @@ class Store(Protocol):
         """The term of the nodes that save here: a number that grows when some nodes continue a run without the others."""
 
     def owns(self, term: int) -> bool:
-        """Return True if no other group of nodes can still save snapshots with the number `term`."""
+        """Return True if `term` belongs to this group of nodes: no other group can save snapshots with this term."""
 
     def require_present(self) -> None:
-        """Raise WorkerLost if other nodes have continued the run without this node. All writes raise this error, too."""
+        """Raise WorkerLost if other nodes have continued the run without this node.
+
+        In this case, all methods that write, such as `put` and `create`, also raise WorkerLost."""
 
     def put(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
         """Write the concatenated `parts` as the value of `name`. An older value of this name is replaced."""
@@ -67,7 +69,9 @@ class Store(Protocol):
         """Open a value for reading. Raise FileNotFoundError if it does not exist, Corrupt if it is not a regular file."""
 
     def names(self, prefix: str = "") -> list[str]:
-        """Return the sorted names that begin with `prefix`. If a folder cannot be listed, its own name is returned."""
+        """Return the sorted names that begin with `prefix`.
+
+        If a folder cannot be listed, the result has the name of this folder in place of the names in it."""
 
     def remove(self, name: str) -> None:
         """Remove the value of `name`. Do nothing if the name does not exist."""
