@@ -172,7 +172,9 @@ class Blocks:
 
 
 Norm: TypeAlias = Callable[[Blocks, State, State], Floats]
-"""A function that returns for each block how far apart its values in two states are. Every workload defines one."""
+"""A function that returns for each block how far apart its values are in two states.
+
+A workload may define its own norm; the default is `euclidean`."""
 
 
 def euclidean(blocks: Blocks, a: State, b: State) -> Floats:
@@ -193,7 +195,9 @@ def euclidean(blocks: Blocks, a: State, b: State) -> Floats:
 
 
 def partition(count: int, nodes: int, rng: np.random.Generator) -> Ids:
-    """Assign `count` blocks to nodes at random. The numbers of blocks of two nodes differ by at most one."""
+    """Return for each of `count` blocks the number of its node, chosen at random from 0 to `nodes - 1`.
+
+    No node gets more than one block more than another node."""
     if nodes < 1:
         raise BadInput(f"nodes must be at least 1 (got {nodes}).")
     return rng.permutation(np.arange(count) % nodes)

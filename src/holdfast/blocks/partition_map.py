@@ -13,7 +13,9 @@ from holdfast.errors import BadInput
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartitionMap:
-    """An immutable map that says which node of the parameter server holds which block. A change makes a map of the next version."""
+    """An immutable map that says which node of the parameter server holds which block.
+
+    `without` and `with_node` return a new map, whose `version` is one higher."""
 
     version: int
     owners: npt.NDArray[np.int32]

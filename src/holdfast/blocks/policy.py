@@ -151,9 +151,18 @@ class BlockChoice(NamedTuple):
 class Policy:
     """A rule for saving blocks: save the given `fraction` of the state every `fraction * interval` steps.
 
-    `ranking` decides which blocks are saved first: `priority`, `relative`, `threshold`, `round`, `random` or `full`, or
-    the path of a Python file with a function `urgency`. `saves` is the schedule of the saves in the first `interval`
-    steps: `regular`, `early` or `early-full`."""
+    `ranking` decides which blocks are saved first:
+
+    - `priority`: the blocks that changed most since their last save, per value.
+    - `relative`: the blocks that changed most, compared with their norms.
+    - `threshold`: of the blocks that changed more than the average, those that were not saved for the longest time.
+    - `round`: the blocks that were not saved for the longest time.
+    - `random`: blocks at random.
+    - `full`: all blocks, with `fraction=1`.
+    - the path of a Python file with a function `urgency`, a ranking of your own.
+
+    `saves` says which saves are made in the first `interval` steps: `regular` (the same as later), `early` (early saves of
+    a part of the state replace the regular ones) or `early-full` (early saves of the whole state are added)."""
 
     ranking: str
     interval: int
@@ -185,7 +194,9 @@ class Policy:
         return self.fraction * self.interval
 
     def due(self, step: int) -> bool:
-        """Return True if a save is due after `step`. Return False for step 0: the initial state is always saved."""
+        """Return True if a save is due after `step`.
+
+        For step 0 the result is False: the initial state is saved in any case, and does not count as a save."""
         if self.saves == "early" and step <= self.interval:
             return step in self.early
         regular = step > 0 and step // self.period > (step - 1) // self.period
@@ -214,7 +225,10 @@ class Policy:
         return sum((self.at(step).fraction for step in range(1, steps + 1) if self.due(step)), Fraction(0))
 
     def choose(self, step: int, info: BlockInfo, credit: Fraction = Fraction(0)) -> BlockChoice:
-        """Choose the blocks to save after `step`. `credit` is the budget that earlier saves left, in array elements."""
+        """Choose the blocks to save after `step`.
+
+        Each save may write a limited number of array elements, its budget. `credit` is the part of the budget that
+        earlier saves did not use; it is negative if they wrote more than their budget."""
         if (now := self.at(step)) is not self:
             return now.choose(step, info, credit)
         order, sizes = self._ranked(step, info), info.sizes

@@ -22,14 +22,16 @@ def iteration_cost_bound(
     """Return an upper limit of the additional iterations that are caused by perturbations (changes of a run's state).
 
     - `c`: the factor by which each iteration reduces the distance to the optimum.
-    - `distance`: the distance D to the optimum at the start. `distance * c**k` must not be larger than the distance to
-      the optimum after k iterations without perturbations, for any k. `worst_rate` and `fitted_rate` return a suitable
-      `c` and `distance` for a run.
-    - `sizes`, `steps`: the norm of each perturbation, and the number of its iteration. The last axis is over the
-      perturbations of a run. Other axes are over runs, and broadcast with `c` and `distance`.
+    - `distance`: the distance D to the optimum at the start. For every k, the distance to the optimum after k iterations
+      without perturbations must be at least `distance * c**k`. `worst_rate` returns a `c` and a `distance` that meet this
+      condition. Those of `fitted_rate` meet it only for the iterations of its `window`.
+    - `sizes`, `steps`: the norm of each perturbation, and the iteration in which it happens. In both arrays, the last axis
+      is over the perturbations of one run. Any axes before it are over runs; they are broadcast with `c` and `distance`,
+      which may have one value for each run.
 
     The limit is log(1 + Δ/D) / log(1/c), where Δ is the sum of c^-l ‖δ[l]‖ over all perturbations δ[l] in iterations l
-    (Theorem 3.2 of Qiao et al., 2018)."""
+    (Theorem 3.2 of the SCAR paper: Qiao et al., [Fault Tolerance in Iterative-Convergent Machine
+    Learning](https://arxiv.org/abs/1810.07354), 2018)."""
     rate, far, lengths, at = (np.asarray(value, dtype=np.float64) for value in (c, distance, sizes, steps))
     if not np.all((rate > 0) & (rate < 1)):
         raise BadInput(f"The rate c must be between 0 and 1 (got {_span(rate)}).")

@@ -39,11 +39,14 @@ def check(
     limit: int = LIMIT,
     progress: Progress = lambda done: None,
 ) -> Checked:
-    """Check that failures of a workload can be simulated. Return a list of its problems, and a summary of one line.
+    """Check that failures of a workload can be simulated.
+
+    The result has two fields: `problems`, a list of the problems of the workload (empty if there are none), and
+    `summary`, one line of text.
 
     `workload` is the model, as an object or as the path of a Python file that defines it, and `data` is the folder with
-    its data. The workload must converge within `limit` iterations. The function `progress` is called after each
-    iteration."""
+    its data. If the workload does not converge within `limit` iterations, this is reported as a problem. After each
+    iteration, the function `progress` is called with the number of iterations done so far."""
     model = load_model(workload, data)
     with threadpool_limits(1):  # as trials run
         try:

@@ -59,7 +59,10 @@ class CostRow:
     whole_mean: float
     """The mean cost if each trial counts only whole iterations."""
     reduction: float
-    """The part of the cost of full checkpoints with full recovery that this strategy avoids, such as 0.7; NaN if unknown."""
+    """How much cheaper this strategy is than the baseline: full checkpoints with full recovery.
+
+    It is a fraction of the baseline's cost: 0.7 means that the strategy avoids 70 % of this cost. It is NaN if the
+    baseline's cost is 0 in all trials, or if no trial converged under both strategies."""
     reduction_low: float
     """The lower end of the confidence interval of `reduction`."""
     reduction_high: float
