@@ -1,4 +1,4 @@
-"""The errors that holdfast raises on purpose, one class for each way in which a caller can react.
+"""The errors that holdfast raises on purpose. Their classes differ in what the calling program can do.
 
 Every message is one line: what happened, why, and what to do.
 """
@@ -33,7 +33,9 @@ class Corrupt(HoldfastError):
 
 
 class FutureVersion(HoldfastError):
-    """A snapshot or a history was written by another version of holdfast, usually a newer one. Upgrade holdfast."""
+    """A snapshot or a history has a format that this version of holdfast does not read.
+
+    If a newer version wrote it, upgrade holdfast. If an older version wrote it, read it with that version."""
 
 
 class CommitConflict(HoldfastError):
