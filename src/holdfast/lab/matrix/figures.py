@@ -26,7 +26,7 @@ COLOURS = {
 }
 MARKERS = "os^Dv*PX"
 CAPTIONS = {
-    "goodput": "Goodput of each suite and variant, divided by the goodput of the variant `reference` in the same suite, if the matrix has this variant.",
+    "goodput": 'Goodput of each suite and variant, divided by the goodput of the variant "reference" in the same suite, if the matrix has this variant.',
     "gain": "The goodput that overlapped saves gain over blocking saves, for each suite, with 95 % intervals over the seeds.",
     "stall-and-gain": "For each suite: the stall that a run with overlapped saves avoids, in seconds (horizontal), and the goodput that it gains (vertical).",
     "wall-clock": "The wall clock of a run by cause, for each variant, as a mean over all suites. A table below explains the causes.",
