@@ -45,8 +45,8 @@ def check(
     `summary`, one line of text.
 
     `workload` is the model, as an object or as the path of a Python file that defines it, and `data` is the folder with
-    its data. If the workload does not converge within `limit` iterations, this is reported as a problem. After each
-    iteration, the function `progress` is called with the number of iterations done so far."""
+    its data. If the workload does not converge within `limit` iterations, this is reported as a problem. `progress(1)` is called
+    after each iteration."""
     model = load_model(workload, data)
     with threadpool_limits(1):  # as trials run
         try:

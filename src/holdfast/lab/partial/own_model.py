@@ -59,10 +59,10 @@ class CostRow:
     whole_mean: float
     """The mean cost if each trial counts only whole iterations."""
     reduction: float
-    """How much cheaper this strategy is than the baseline: full checkpoints with full recovery.
+    """The fraction of the baseline's cost that this strategy avoids: 0.7 means that it avoids 70 % of this cost.
 
-    It is a fraction of the baseline's cost: 0.7 means that the strategy avoids 70 % of this cost. It is NaN if the
-    baseline's cost is 0 in all trials, or if no trial converged under both strategies."""
+    The baseline is full checkpoints with full recovery. The value is NaN if the baseline's cost is 0 in all trials, or if
+    no trial converged under both strategies."""
     reduction_low: float
     """The lower end of the confidence interval of `reduction`."""
     reduction_high: float
