@@ -1,1 +1,1 @@
-"""Which samples each rank trains in each step, and digests of the samples."""
+"""The samples that each rank trains in each step: how they are chosen, and their digests."""
