@@ -119,13 +119,14 @@ ADVICE = {
     "workload": "`small` and `wide` train a network of width 128 or 768 on three real workers, one of which is killed. All "
     "other workloads are small models of the lab, whose failures are simulated: logistic regression (`mlr`), matrix "
     "factorization (`mf`), a topic model (`lda`) and a convolutional network (`cnn`).",
-    "strategy": "with real workers, `restart` starts all workers again from the newest snapshot. Under `replay`, `forward` "
-    "and `skip`, the surviving workers continue without a restart. In simulations, a failure loses 1/4 or 1/2 of the state: "
-    "with `full`, the whole state returns to the newest save; with `partial`, only the lost part does. `priority` saves the "
-    "parts that changed most first.",
+    "strategy of real workers": "`restart` starts all workers again from the newest snapshot. Under `replay`, `forward` and "
+    "`skip`, the surviving workers continue without a restart.",
+    "strategy of a simulation": "a failure loses 1/4 or 1/2 of the state. With `full`, the whole state returns to the newest "
+    "save; with `partial`, only the lost part does. `priority` is a variant of `partial`: each save takes the parts of the "
+    "state that changed most since they were last saved.",
     "goodput": "the number of useful steps per second. Steps that are trained again do not count.",
-    "resampled costs": "the goodput of a run with failures is computed from measured costs of saves and restarts, which are "
-    "drawn at random.",
+    "resampled costs": "costs of saves and restarts that were measured in real runs, and from which values are drawn at "
+    "random. The goodput of a run with failures is computed from these values.",
     "effective time": "the share of the wall clock in which a job trains.",
 }
 

@@ -120,12 +120,16 @@ def _misses(name: str, cases: Sequence[AdviceCase]) -> str:
 
 def _widths(cases: Sequence[AdviceCase]) -> Iterator[str]:
     for unit in ("seconds", "iterations"):
-        chosen = [case for case in cases if case.unit == unit and case.predicted.high > 0]
+        all_cases = [case for case in cases if case.unit == unit]
+        chosen = [case for case in all_cases if case.predicted.high > 0]
         width = np.median([(c.predicted.high - c.predicted.low) / max(c.predicted.value, 1e-9) for c in chosen])
         error = np.median([abs(case.measured - case.predicted.value) for case in chosen])
+        exact = len(all_cases) - len(chosen)
+        left_out = f" The {exact} cases with a predicted interval from 0 to 0 are left out." if exact else ""
         yield (
-            f"Costs in {unit}: the median width of a predicted interval is {width:.1f} times the predicted value. The median "
-            f"difference between the measured cost and the predicted value is {error:.2g} {unit}."
+            f"Costs in {unit}: the predicted interval is {width:.1f} times as wide as the predicted value is large (median over "
+            f"the cases). The measured cost differs from the predicted value by {error:.2g} {unit} (median of the absolute "
+            f"differences).{left_out}"
         )
 
 
