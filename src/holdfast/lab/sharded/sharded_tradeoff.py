@@ -45,16 +45,20 @@ def run(options: Options, meter: Meter) -> Result:
     size = replace(chosen, seeds=seeds, repeated_seeds=min(seeds, chosen.repeated_seeds))
     prepare(options.out)
     text = load_text(options.data, size.text)
+    model = size.model
     config: dict[str, Value] = {
         "seed": options.seed,
-        "runs": seeds,
+        "undisturbed runs": seeds,
         "failures": f"{seeds * (size.early + size.late)} in all",
         "ranks": WORLD_SIZE,
-        "lost": ", ".join(map(str, LOST)),
+        "lost": f"{', '.join(map(str, LOST[:-1]))} or {LOST[-1]} of the ranks",
         "text": f"{text.name}, {len(text.trained):,} bytes",
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "processor",
-        "model": str(size.model),
-        "steps": size.steps,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
+        "model": f"a GPT of width {model.width} with {model.layers} layers, {model.heads} heads and a context of "
+        f"{model.context} bytes",
+        "batch": f"{model.batch} sequences",
+        "learning rate": f"{model.rate:g} after a warm-up of {model.warm_up} steps",
+        "steps of an undisturbed run": size.steps,
         "measured after a failure": f"{size.losses} losses, the first one {size.settle} steps after the failure. Each is the "
         f"loss of the mean of the weights over {size.averaged} steps",
     }
