@@ -17,10 +17,10 @@ EARLY = (
     "it gets its initial values, unless the report names another rule. All other failures are late failures."
 )
 POLICY = (
-    "`priority` saves the blocks that changed most since they were last saved, measured per value. `round` saves the blocks "
-    "that have been unsaved for longest, and `random` saves random blocks. Two policies are not in the SCAR paper: `relative` "
-    "measures the change of a block relative to its size, and `threshold` saves, of the blocks that changed more than the "
-    "mean, those that have been unsaved for longest."
+    "`priority` saves the blocks whose values changed most, on average per value, since the block was last saved. `round` "
+    "saves the blocks that have been unsaved for longest, and `random` saves random blocks. Two policies are not in the SCAR "
+    "paper. `relative` saves the blocks that changed most relative to their size. `threshold` takes the blocks that changed "
+    "more than the mean of all blocks, and saves first the blocks that have been unsaved for longest."
 )
 PANEL = (
     "a model with its data. The first part of its name is the model: `mlr` is logistic regression, `mf` matrix factorization "
@@ -65,11 +65,11 @@ BACKPROP = {
     "Baseline": "the same mini-batch without a failure.",
     "panel": "a network with its data: `resnet50-tinyimagenet` is a ResNet-50 on Tiny ImageNet, `nt3` is the network of the "
     "NT3 benchmark, which classifies tissue by its gene expression, and `resnet18-cifar10` is a ResNet-18 on CIFAR-10.",
-    "checkpoint-restart": "the usual recovery: all workers return to a checkpoint, which is made once in an epoch. A failure "
-    "therefore repeats half an epoch on average.",
+    "checkpoint-restart": "the usual recovery: all workers return to the newest checkpoint. A checkpoint is made once in "
+    "every epoch, so the workers repeat half an epoch on average after a failure.",
     "point of failure": "how much of the backward pass is done when the workers are lost: 25, 50 or 75 %. Each point is "
     "tested early, in the middle and late in training.",
-    "performance model": "the model of the paper (section IV.C), which predicts the cost of a failure from the times of a "
+    "performance model": "the model of the paper below (section IV.C), which predicts the cost of a failure from the times of a "
     "mini-batch, a save, a load, and the start of a process.",
     "change of accuracy": "the test accuracy after the interrupted mini-batch minus Baseline's accuracy, divided by Baseline's "
     "accuracy: -0.05 means that the accuracy is lower by 5 % of Baseline's accuracy.",

@@ -39,16 +39,16 @@ def run(options: Options, meter: Meter) -> Result:
     drawn = figures.all_figures(rows)
     described = {
         r.panel.name: f"data set {r.data}, epochs of {r.steps} mini-batches, failures in epochs "
-        f"{', '.join(map(str, r.phases))}"
+        + ", ".join(f"{epoch} ({phase})" for epoch, phase in zip(r.phases, PHASES, strict=True))
         for r in panels
     }
     return Result(
         experiment="backprop-tradeoff",
         config={
             "seed": options.seed,
-            "trials": trials,
-            "rounds of timing": rounds,
-            "workers": WORKERS,
+            "trials with each failure": trials,
+            "measurements of each time": rounds,
+            "simulated workers": WORKERS,
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "processor",
             **described,
         },

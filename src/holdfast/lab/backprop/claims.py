@@ -197,9 +197,8 @@ def _cause(results: PanelResults, claim: Claim) -> str:
         half = results.panel.epoch / 2
         needed = 100 * (claim.measured and half / claim.measured)
         return (
-            f"{start} an epoch has {results.panel.epoch} mini-batches, so checkpoint-restart repeats {half:g} of them on "
-            f"average. It would have to repeat {needed:.0f} to cost 100 times as much as this strategy. This follows from the "
-            "paper's own epoch length and slowdowns."
+            f"{start} with the paper's epochs of {results.panel.epoch} mini-batches, checkpoint-restart repeats {half:g} of them "
+            f"on average. It would have to repeat {needed:.0f} to cost 100 times as much as this strategy."
         )
     if claim.id.endswith("-deviation"):
         strategy = claim.id.removesuffix("-deviation").rpartition("-")[2]
