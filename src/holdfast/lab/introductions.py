@@ -142,7 +142,7 @@ class Introduction:
 PERTURBED = Introduction(
     "This experiment changes the state of a model during training, and then trains until the model has converged.",
     {
-        "perturbation": "the change of the state. Its size is the length of the difference between the two states.",
+        "perturbation": "the change of the state. Its size is a norm of the difference between the two states.",
         "cost": "the number of additional iterations that training needs because of the perturbation.",
         "bound": BOUND,
         "SCAR paper": SCAR,
