@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 BLOCK = "a part of a model's state, such as a row of a matrix. A block is lost, saved and restored as a whole."
 COST = (
-    "how many more iterations a run with a failure needs to reach the same loss than the run without a failure. A cost can be "
-    "a fraction of an iteration. It is negative if the run with the failure needs fewer iterations."
+    "the number of additional iterations that a run needs, because of a failure, to reach the same loss as without the "
+    "failure. A cost can be a fraction of an iteration. It is negative if the run with the failure needs fewer iterations."
 )
 REDUCTION = (
     "the part of the cost of full recovery that another method avoids. If the reduction is 0.7, the method costs 0.3 of what "
