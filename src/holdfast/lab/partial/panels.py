@@ -71,9 +71,9 @@ for _by in ("layer", "shard"):
     _name, _loaders = f"cnn-mnist-{_by}", (partial(_cnn, _by, "mnist"), partial(_cnn, _by, "digits"))
     PANELS[_name] = Panel(_name, *_titles, *_loaders)
 _NETWORK = (
-    "an iteration trains on 48 batches. The loss after an iteration is computed on the first 4,096 training images, for the "
-    "mean of the parameters after these batches. The loss of the parameters after each batch varies more than a failure changes "
-    "it, so it would hide the effect of the failure."
+    "an iteration trains on 48 batches. To compute the loss after an iteration, the lab averages the 48 versions of the "
+    "parameters (one after each batch), and evaluates this average on the first 4,096 training images. The loss of a single "
+    "version varies from batch to batch by more than the effect of a failure."
 )
 NOTES = {  # where a panel differs from the paper's
     "mf-movielens": "a run has converged at a loss of 920, the number that the SCAR paper gives. The loss is the Frobenius norm "
