@@ -74,7 +74,7 @@ BACKPROP = {
     "change of accuracy": "the test accuracy after the interrupted mini-batch minus Baseline's accuracy, divided by Baseline's "
     "accuracy: -0.05 means that the accuracy is lower by 5 % of Baseline's accuracy.",
     "difference of accuracy": "the change of accuracy without its sign.",
-    "the paper": f"{NICOLAE} Figures, tables and sections in this report are those of this paper.",
+    "the paper": f"{NICOLAE} The figures, tables and sections that claims name are those of this paper.",
 }
 SHARDED = {
     "undisturbed run": "the same run without a failure.",
