@@ -141,7 +141,8 @@ SAVES = {
 class BlockChoice(NamedTuple):
     """The result of `Policy.choose`: the numbers of the blocks to save (`ids`), and the budget that is left (`credit`).
 
-    The budget is counted in array elements. It is negative if the save is larger than the budget."""
+    `credit` is counted in array elements. It is negative if the save is larger than its budget, which happens because only
+    whole blocks are saved."""
 
     ids: Ids
     credit: Fraction
@@ -153,7 +154,8 @@ class Policy:
 
     `ranking` decides which blocks are saved first:
 
-    - `priority`: the blocks that changed most since their last save, per value.
+    - `priority`: the blocks that changed most since their last save, by the root mean square of the changes of a block's
+      values.
     - `relative`: the blocks that changed most, compared with their norms.
     - `threshold`: of the blocks that changed more than the average, those that were not saved for the longest time.
     - `round`: the blocks that were not saved for the longest time.
@@ -211,7 +213,10 @@ class Policy:
         return (*doubling, self.interval) if self.saves == "early" else doubling
 
     def at(self, step: int) -> "Policy":
-        """Return the policy that chooses the blocks of the save after `step`. Early saves have policies of their own."""
+        """Return the policy that chooses the blocks of the save after `step`.
+
+        For a regular save, it is this policy itself. For an early save, it is a policy with another `ranking` and `fraction`:
+        all blocks with `saves="early-full"`, and an equal part in each early save with `saves="early"`."""
         if step not in self.early:
             return self
         if self.saves == "early":

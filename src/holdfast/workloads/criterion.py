@@ -25,9 +25,9 @@ class LossAt:
             raise BadInput(f"LossAt must be at least 2, to leave an iteration for a failure (got {self.iteration}).")
 
     def evaluate(self, workload: Workload) -> float:
-        """Train `workload` for `self.iteration` iterations, and return the smallest number above its loss at the end.
+        """Train `workload` for `self.iteration` iterations, and return the next floating-point number above its loss.
 
-        A loss must be below the criterion to converge, so the same run converges exactly at this iteration."""
+        A run converges when its loss is below the criterion, so this run converges exactly at iteration `self.iteration`."""
         stack = stacked([workload.start(0)] * workload.lanes)
         with threadpool_limits(1):  # the number of threads would show in the last bits
             for iteration in range(self.iteration):

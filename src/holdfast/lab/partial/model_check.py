@@ -42,7 +42,7 @@ def check(
     """Check that failures of a workload can be simulated.
 
     The result has two fields: `problems`, a list of the problems of the workload (empty if there are none), and
-    `summary`, one line of text.
+    `summary`, one line with the number of blocks of the workload and the number of iterations until it converges.
 
     `workload` is the model, as an object or as the path of a Python file that defines it, and `data` is the folder with
     its data. If the workload does not converge within `limit` iterations, this is reported as a problem. `progress(1)` is called
