@@ -109,10 +109,11 @@ MATRIX = {
     "stall": "the time for which training waits for saves.",
     "audit and quality gates": "checks that every run must pass. The audit checks the history of the run; the gates check, "
     "for example, that exactly the planned failures happened.",
-    "`batch`, `save_every`, `max_inflight`": "settings of a run: the number of samples of a step over all workers, the number "
-    "of steps between two saves, and the number of saves that may be written at the same time.",
-    "ECRL report": "the report whose experiment `recovery-matrix` repeats. References such as (table 5) or (section 6.1) "
-    "are to the ECRL report.",
+    "`batch`, `save_every`, `max_inflight`": "settings of a run. `batch` is the number of samples of a step over all workers, "
+    "`save_every` the number of steps between two saves, and `max_inflight` the number of saves that may be written at the "
+    "same time.",
+    "ECRL report": "the report whose experiment `recovery-matrix` repeats. Table and section numbers in parentheses, such "
+    "as (table 5) or (section 6.1), are those of this report.",
 }
 ADVICE = {
     "case": "one measured cost of one failure, in seconds or in iterations, with the interval that was predicted for it.",

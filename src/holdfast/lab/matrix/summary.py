@@ -250,10 +250,10 @@ def remarks(analysis: Analysis) -> list[str]:
         "The wall clock of a run is counted from the start of the supervisor to the end of the last worker. It includes the "
         "start, every recovery, and the wait for saves that are still being written at the end. Goodput is computed with this "
         "wall clock.",
-        "The stall for writing and queueing is the time for which training waits for a save to be written. With blocking "
-        "saves, training waits until the save is written. With overlapped saves, it waits until the save is handed to the "
-        "writer, whose queue must have a place for it. After the last step, the wait until the last overlapped save is written "
-        "is not part of the stall; it counts as `closing`.",
+        "The stall for writing and queueing is a part of the stall. With blocking saves, it is the time until the save is "
+        "written. With overlapped saves, it is the time to hand the save to the writer, and to wait until the writer has a "
+        "place for it. After the last step, the run also waits until the last overlapped save is written. This wait is not "
+        "part of the stall; the table of the wall clock by cause has it under `closing`.",
     ]
     if analysis.failed:
         names = ", ".join(dict.fromkeys(failure.suite.name for failure in analysis.failed))
