@@ -84,9 +84,9 @@ SHARDED = {
     "0.15 means 15 % of that cost.",
     "`whole`": "the lost ranks take their shards from the newest snapshot, as in the SCAR paper (Qiao et al., ICML 2019).",
     "`fresh`, `fresh-averaged`, `fresh-zeroed`": "the lost ranks take the gathered weights: the copies that all ranks had "
-    "received for the last forward pass. The moments of AdamW are lost with the ranks. `fresh` takes them from the newest "
-    "snapshot. `fresh-averaged` sets the first moments to 0, and the second moments to the mean of the surviving rows. "
-    "`fresh-zeroed` sets both to 0.",
+    "received for the last forward pass. The moments of AdamW are lost with the ranks. `fresh` takes the moments from "
+    "the newest snapshot. `fresh-averaged` sets the first moments to 0, and each lost row of the second moments to the mean "
+    "of the rows of the same parameter on the surviving ranks. `fresh-zeroed` sets all lost moments to 0.",
     "`zero-weights`": "the lost weights become 0. The moments are those of `fresh-averaged`.",
     "`neighbours`": "the lost weights and moments become the mean of the rows of the nearest surviving ranks (an idea of "
     "the CheckFree paper, Blagoev et al., 2025).",

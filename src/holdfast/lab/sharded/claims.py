@@ -70,15 +70,16 @@ def remarks(costs: MeasuredCosts) -> list[str]:
         f"at {len(costs.lags(NOISE))} points of training.",
         "The more a strategy changes the weights, the wider is the 95 % interval of its lag.",
         f"A lag that is larger than the noise floor has an error of about {spread:.1f} steps. This is known from rollbacks, "
-        "whose exact cost is the age of the snapshot. Their measured lags differ from the exact cost by "
+        "whose exact cost is the age of the snapshot in steps. The measured lags of rollbacks differ from this cost by "
         f"{spread:.1f} steps (root mean square), and are {abs(errors.mean()):.1f} steps too "
-        f"{'small' if errors.mean() < 0 else 'large'} on average. They differ because of the batches: after a rollback, the "
-        "trial continues with the next batches of the undisturbed run, and does not train the batches of the undone steps "
-        "again. So claims divide by the exact cost, and not by the measured lag of a rollback.",
+        f"{'small' if errors.mean() < 0 else 'large'} on average. The reason is that a trial (one failure with one "
+        "strategy) does not repeat the batches of the undone steps after a rollback: it continues with the next batches of "
+        "the undisturbed run. Claims divide by the exact cost of a rollback, and not by its measured lag.",
         f"The mean exact cost of a rollback is {'; '.join(parts)}.",
-        "Columns of the table of lags: the lag is also given for failures during the warm-up of the learning rate, and for "
-        "failures after it. The rise of the loss is the validation loss directly after the recovery, minus the loss of the "
-        "undisturbed run at the same step.",
+        'In the table "Lag by strategy", the column "lag, steps" has the mean over all failures. Two other columns have the '
+        "mean over the failures during the warm-up of the learning rate, and over the failures after it. The "
+        '"rise of the loss" is the validation loss directly after the recovery, minus the loss of the undisturbed run at the '
+        "same step.",
         "The bound in the table and in the last figure is an upper limit of the lag, by Theorem 3.2 of the SCAR paper. It "
         "depends on the distance between the recovered and the lost weights, on c (the factor by which each step reduces the "
         "distance to the optimum) and on D (the distance to the optimum at the start).",

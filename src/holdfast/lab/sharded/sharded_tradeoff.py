@@ -49,7 +49,7 @@ def run(options: Options, meter: Meter) -> Result:
     config: dict[str, Value] = {
         "seed": options.seed,
         "undisturbed runs": seeds,
-        "failures": f"{seeds * (size.early + size.late)} in all",
+        "failures": f"{size.early + size.late} in each undisturbed run, each repeated with every strategy",
         "ranks": WORLD_SIZE,
         "lost": f"{', '.join(map(str, LOST[:-1]))} or {LOST[-1]} of the ranks",
         "text": f"{text.name}, {len(text.trained):,} bytes",
@@ -59,8 +59,8 @@ def run(options: Options, meter: Meter) -> Result:
         "batch": f"{model.batch} sequences",
         "learning rate": f"{model.rate:g} after a warm-up of {model.warm_up} steps",
         "steps of an undisturbed run": size.steps,
-        "measured after a failure": f"{size.losses} losses, the first one {size.settle} steps after the failure. Each is the "
-        f"loss of the mean of the weights over {size.averaged} steps",
+        "measured after a failure": f"{size.losses} losses, {size.spacing} steps apart. For each loss, the weights of "
+        f"{size.averaged} steps are averaged. The weights of the first {size.settle} steps after a failure are not used",
     }
     known = _measure(size, options, text.digest, meter)
     return _result(MeasuredCosts(size, options.seed, known), config)
