@@ -12,21 +12,25 @@ REDUCTION = (
     "the part of the cost of full recovery that another method avoids. If the reduction is 0.7, the method costs 0.3 of what "
     "full recovery costs."
 )
-EARLY = (
+NEVER_SAVED = (
     "a failure before the first full checkpoint. Some blocks then have no saved values yet. If such a block has to be restored, "
-    "it gets its initial values, unless the report names another rule. All other failures are late failures."
+    "it gets its initial values"
 )
+EARLY = f"{NEVER_SAVED}. All other failures are late failures."
 POLICY = (
     "`priority` saves the blocks whose values changed most, on average per value, since the block was last saved. `round` "
     "saves the blocks that have been unsaved for longest, and `random` saves random blocks. Two policies are not in the SCAR "
     "paper. `relative` saves the blocks that changed most relative to their size. `threshold` takes the blocks that changed "
     "more than the mean of all blocks, and saves first the blocks that have been unsaved for longest."
 )
-PANEL = (
+CLASSICAL = (
     "a model with its data. The first part of its name is the model: `mlr` is logistic regression, `mf` matrix factorization "
-    "(a product of two matrices, L and R), `lda` a topic model, and `cnn` a convolutional network. The second part is the "
-    "data set, such as MNIST in `mlr-mnist`. A block of `cnn-mnist-layer` is a whole weight or bias, and a block of "
-    "`cnn-mnist-shard` is one row of it."
+    "(a product of two matrices, L and R), and `lda` a topic model. The second part is the data set, such as MNIST in "
+    "`mlr-mnist`."
+)
+PANEL = (
+    f"{CLASSICAL} The model of `cnn-mnist-layer` and `cnn-mnist-shard` is a convolutional network. A block of "
+    "`cnn-mnist-layer` is a whole weight or bias, and a block of `cnn-mnist-shard` is one row of a weight or bias."
 )
 PERTURBATION = (
     "the difference between the recovered state and the state before the failure. Its size is a norm of this difference, such "
@@ -179,10 +183,17 @@ INTRODUCTIONS = {
         },
     ),
     "early-failures": Introduction(
-        "Simulated failures take half of the blocks of a model's state, before or after the first full checkpoint. The "
-        "experiment compares eight ways to save and to restore blocks, such as `early saves`. The first table after the figure "
-        "explains these ways. All claims are about early failures.",
-        {"block": BLOCK, "cost": COST, "early failure": EARLY, "panel": PANEL, "SCAR paper": SCAR},
+        "Simulated failures take half of the blocks (parts) of a model's state. Some failures come before the first full "
+        "checkpoint (early failures), and others after it (late failures). The experiment compares eight ways to save and to "
+        "restore blocks, such as `early saves`. The first table after the figure explains these ways. The claims are about "
+        "early failures only.",
+        {
+            "block": BLOCK,
+            "cost": COST,
+            "early failure": f"{NEVER_SAVED} or, with `fresh values`, values by a rule of the model.",
+            "panel": CLASSICAL,
+            "SCAR paper": SCAR,
+        },
     ),
     "backprop-tradeoff": Introduction(
         "Simulated workers are lost in the middle of a backward pass, and the interrupted mini-batch is finished by "

@@ -139,8 +139,9 @@ def run(options: Options, meter: Meter) -> Result:
         rows=[row for split in splits for row in split.rows()],
         claims=[claim for split in splits for claim in _claims(split)] if options.workload is None else [],
         remarks=[
-            f"Within the first {interval} iterations, `{EARLY.name}` and `{FIRST.name}` each write as many values as {regular} "
-            f"whole state has. In a run, `{EARLY_FULL.name}` writes {full - regular} whole states more than `{FIRST.name}`, and "
+            f"After {interval} iterations, `{FIRST.name}` makes its first full checkpoint. Together with its save after this "
+            f"iteration, `{EARLY.name}` has then also written as many values as {regular} whole state has. Over a whole run, "
+            f"`{EARLY_FULL.name}` writes {full - regular} whole states more than `{FIRST.name}`, and "
             f"`{FRESH.name}` writes as much as `{FIRST.name}`.",
             *departures(options),
             *(_remark(split) for split in splits),
