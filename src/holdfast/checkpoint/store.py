@@ -52,7 +52,7 @@ class Store(Protocol):
         """The term of the nodes that save here: a number that grows when some nodes continue a run without the others."""
 
     def owns(self, term: int) -> bool:
-        """Return True if `term` belongs to this group of nodes: no other group can save snapshots with this term."""
+        """Return True if `term` is the present term of the nodes that save here: no other nodes save with this term."""
 
     def require_present(self) -> None:
         """Raise WorkerLost if other nodes have continued the run without this node.

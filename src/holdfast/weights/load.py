@@ -54,8 +54,8 @@ def load(
 
         model.load_state_dict(hf.load("runs/a", name="model"))
 
-    With `tensor`, the function reads and returns only this tensor of the state `name`. Without `name`, it is a tensor
-    of the model, if the run has a single model. The keys of nested dicts are joined by slashes:
+    With `tensor`, the function reads and returns only this tensor of the state `name`. If the run has a single model,
+    you may leave out `name`: the tensor is then taken from this model. The keys of nested dicts are joined by slashes:
 
         hf.load("runs/a", tensor="layers.0.weight")
         hf.load("runs/a", name="optimizer", tensor="state/0/exp_avg")"""
