@@ -67,8 +67,9 @@ BACKPROP = {
     "`forward`": "the surviving workers complete the mini-batch with their own samples.",
     "`skip`": "the mini-batch is dropped, and the weights stay as they were before it.",
     "Baseline": "the same mini-batch without a failure.",
-    "panel": "a network with its data: `resnet50-tinyimagenet` is a ResNet-50 on Tiny ImageNet, `nt3` is the network of the "
-    "NT3 benchmark, which classifies tissue by its gene expression, and `resnet18-cifar10` is a ResNet-18 on CIFAR-10.",
+    "panel": "a network with its data. The settings at the end name the panels of this report. `resnet50-tinyimagenet` is a "
+    "ResNet-50 on Tiny ImageNet, `nt3` is the network of the NT3 benchmark, which classifies tissue by its gene expression, "
+    "and `resnet18-cifar10` is a ResNet-18 on CIFAR-10.",
     "checkpoint-restart": "the usual recovery: all workers return to the newest checkpoint. A checkpoint is made once in "
     "every epoch, so the workers repeat half an epoch on average after a failure.",
     "point of failure": "how much of the backward pass is done when the workers are lost: 25, 50 or 75 %. Each point is "
@@ -116,8 +117,8 @@ MATRIX = {
     "`batch`, `save_every`, `max_inflight`": "settings of a run. `batch` is the number of samples of a step over all workers, "
     "`save_every` the number of steps between two saves, and `max_inflight` the number of saves that may be written at the "
     "same time.",
-    "ECRL report": "the report whose experiment `recovery-matrix` repeats. Table and section numbers in parentheses, such "
-    "as (table 5) or (section 6.1), are those of this report.",
+    "ECRL report": "a report that compares blocking and overlapped saves in runs with failures. `recovery-matrix` repeats "
+    "its experiment. Table and section numbers in parentheses, such as (table 5) or (section 6.1), are those of this report.",
 }
 ADVICE = {
     "case": "one measured cost of one failure, in seconds or in iterations, with the interval that was predicted for it.",
@@ -196,9 +197,9 @@ INTRODUCTIONS = {
         },
     ),
     "backprop-tradeoff": Introduction(
-        "Simulated workers are lost in the middle of a backward pass, and the interrupted mini-batch is finished by "
-        "`replay`, `forward` or `skip`. The experiment measures the time of this mini-batch, the test accuracy directly "
-        "after it, and the test accuracy one epoch later.",
+        "Simulated workers are lost in the middle of a backward pass. The strategy `replay`, `forward` or `skip` decides "
+        "what happens to the interrupted mini-batch. The experiment measures the time of this mini-batch, the test accuracy "
+        "directly after it, and the test accuracy one epoch later.",
         BACKPROP,
     ),
     "server-overhead": Introduction(

@@ -19,10 +19,10 @@ from holdfast.report.page import Column, Number, Page, Picture, Statement, Table
 RESULT = "result.json"
 CLAIM = "claim"
 CLAIMS = (
-    "a statement about a value, with the range that was expected before the run. The source of the claim follows in "
-    "parentheses, and so does the 95 % confidence interval of the measured value. If this interval crosses a limit of the "
-    "range, or if too few values were measured for an interval, the claim is not resolved. Otherwise the claim holds if the "
-    "value is in the range, and does not hold if it is outside. A value without noise has no interval."
+    'a statement about a value. Its source is in parentheses after it. The column "expected" has the range that was expected '
+    'before the run. The column "measured" has the value, with its 95 % confidence interval in parentheses. If this interval '
+    "crosses a limit of the range, or if too few values were measured for an interval, the claim is not resolved. Otherwise "
+    "the claim holds if the value is in the range, and does not hold if it is outside. A value without noise has no interval."
 )
 NO_CLAIMS = "These are measurements without claims."
 

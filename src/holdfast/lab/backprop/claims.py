@@ -153,8 +153,8 @@ def remarks(results: PanelResults) -> list[str]:
     return [
         *([] if results.quick or not results.panel.note else [f"{results.panel.name}: {results.panel.note}"]),
         f"{label}: one mini-batch changes the accuracy even without a failure. Before the mini-batch, the accuracy is higher (+) "
-        f"or lower (-) than Baseline's accuracy after it: {words} of Baseline's accuracy. So a change of this size under a "
-        f"strategy need not come from the failure. Late in training, Baseline's accuracy is {late:.3f}.",
+        f"or lower (-) than Baseline's accuracy after it: {words} of Baseline's accuracy, which is "
+        f"{late:.3f} late in training. So a change of this size under a strategy need not come from the failure.",
         f"{label}: measured times: {_time(prices.minibatch)} for the mini-batch of one worker, {_time(prices.save)} to save a "
         f"checkpoint, {_time(prices.load)} to load it, and {_time(prices.init)} to start a process.",
         f"{label}: from these times, the performance model of the paper predicts the cost of one failure. With "

@@ -28,8 +28,8 @@ MARKERS = "os^Dv*PX"
 CAPTIONS = {
     "goodput": 'Goodput of each suite and variant, divided by the goodput of the variant "reference" in the same suite, if the matrix has this variant.',
     "gain": "The goodput that overlapped saves gain over blocking saves, for each suite, with 95 % intervals over the seeds.",
-    "stall-and-gain": "For each suite: the stall that a run with overlapped saves avoids, in seconds (horizontal), and the goodput that it gains (vertical).",
-    "wall-clock": "The wall clock of a run by cause, for each variant, as a mean over all suites. A table below explains the causes.",
+    "stall-and-gain": "For each suite, overlapped saves compared with blocking saves: the seconds of stall that a run avoids (horizontal), and the goodput that it gains, in percent (vertical).",
+    "wall-clock": 'The wall clock of a run by cause, for each variant, as a mean over all suites. The table "Columns of the next two tables" explains the causes.',
     "sweep": "Goodput by the swept values, means over all suites that count.",
     "distance": "L2 distance between the weights of each snapshot and the weights of the reference at the same step, divided by the norm of the weights. Exact recoveries stay at 0.",
 }
