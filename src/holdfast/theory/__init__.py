@@ -1,4 +1,4 @@
-"""Convergence theory: an upper limit of how many iterations a change of the state costs, and measured convergence rates.
+"""Convergence theory: an upper limit of the additional iterations that training needs after a change of its state, and convergence rates.
 
 After Qiao et al., "Fault Tolerance in Iterative-Convergent Machine Learning" (2018).
 """
