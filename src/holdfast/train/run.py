@@ -207,11 +207,11 @@ class Run:
 
         Give each rank a loader of its own part of the data. Do not pass the loader to `protect`: each snapshot contains
         the position of every rank's loader. So the world size must stay the same after a restart. With tensor
-        parallelism, all ranks of a group need loaders of the same part, so use `run.rank // tensor_parallel` as the number of
-        the part.
+        parallelism, ranks that differ only in the mesh dimension `tensor` need loaders of the same part. So divide the data
+        into `run.world_size // tensor_parallel` parts, and give each rank part `run.rank // tensor_parallel`.
 
-        When a loader ends, the run iterates over it again. Before this, it calls `set_epoch` on each of the loader, its
-        sampler and its dataset that has this method.
+        When a loader ends, the run iterates over it again. Before this, it calls `set_epoch` with the number of the new
+        pass (the first pass is 0), on the loader, its sampler and its dataset, if they have this method.
 
         Each rank takes `micro_batches` batches in a step. All batches count equally in the averaged gradient, even if
         their sizes differ. `holdfast audit` counts the batches, but cannot check which samples they contain."""
@@ -247,10 +247,12 @@ class Run:
         """Return this rank's part of a dataset for an evaluation. Each sample is in exactly one part.
 
         The sizes of two parts may differ by one. So combine the results of the ranks with `run.sum`, or with `run.mean`
-        and the sizes as weights. With a sharded model, all ranks must have the same number of batches, because the
-        forward pass communicates. If DataLoaders over the parts would yield different numbers of batches on the ranks,
-        holdfast raises an error. It cannot detect this with `drop_last=True`, or in a loop without a DataLoader: the
-        ranks with more batches then wait for the others until the run counts as hanging."""
+        and the sizes as weights.
+
+        With a sharded model, all ranks must evaluate the same number of batches, because the forward pass communicates.
+        So for a sharded model, holdfast raises an error if the DataLoaders of the ranks would yield different numbers
+        of batches. It cannot detect different numbers with `drop_last=True`, or in a loop without a DataLoader: the
+        ranks with more batches then wait for the others, until the run counts as hanging."""
         return DatasetShard(dataset, self._reducer.place, lambda: self._session.has_shards)
 
     def sum(self, value: Any) -> Any:
