@@ -17,6 +17,10 @@ NEVER_SAVED = (
     "it gets its initial values"
 )
 EARLY = f"{NEVER_SAVED}. All other failures are late failures."
+EARLY_WITH_FULL_CHECKPOINTS = (
+    "a failure before the first checkpoint. No block has saved values then, so a block that has to be restored gets its "
+    "initial values. All other failures are late failures."
+)
 POLICY = (
     "`priority` saves the blocks whose values changed most, on average per value, since the block was last saved. `round` "
     "saves the blocks that have been unsaved for longest, and `random` saves random blocks. Two policies are not in the SCAR "
@@ -131,8 +135,8 @@ ADVICE = {
     "save; with `partial`, only the lost part does. `priority` is a variant of `partial`: each save takes the parts of the "
     "state that changed most since they were last saved.",
     "goodput": "the number of useful steps per second. Steps that are trained again do not count.",
-    "resampled costs": "costs of saves and restarts that were measured in real runs, and from which values are drawn at "
-    "random. The goodput of a run with failures is computed from these values.",
+    "resampled costs": "values that are drawn at random from the costs of saves and restarts measured in real runs. The "
+    "goodput of a run with failures is computed from these values.",
     "effective time": "the share of the wall clock in which a job trains.",
 }
 
@@ -159,7 +163,13 @@ INTRODUCTIONS = {
     "partial-recovery": Introduction(
         "Simulated failures take 1/4, 1/2, 3/4 or all blocks of a model's state. The experiment compares the cost of such "
         "failures under full and under partial recovery. Both use the same checkpoints, which have all blocks.",
-        {**CHECKPOINTED, "reduction": REDUCTION, "early failure": EARLY, "panel": PANEL, **BOUNDED},
+        {
+            **CHECKPOINTED,
+            "reduction": REDUCTION,
+            "early failure": EARLY_WITH_FULL_CHECKPOINTS,
+            "panel": PANEL,
+            **BOUNDED,
+        },
     ),
     "comparison": Introduction(
         "Simulated failures take a part of the blocks of your model's state. The report compares their costs under several "

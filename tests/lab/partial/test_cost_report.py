@@ -64,7 +64,7 @@ def test_a_smaller_loss_that_costs_more_is_explained_by_its_failures() -> None:
         },
     )
     (line,) = rises(PanelComparison("mf", "mf-small", False, 1.0, 0.1, measured, []), 8)
-    assert line.startswith("mf: losing 3/4 of the blocks costs 0.50 iterations")
+    assert line.startswith("mf: under partial recovery, losing 3/4 of the blocks costs 0.50 iterations")
     assert line.endswith("Early failures cost 6.00 and 3.00 iterations, and late failures 2.00 and 4.00.")
 
 

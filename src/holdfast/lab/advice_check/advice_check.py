@@ -127,7 +127,7 @@ def _widths(cases: Sequence[AdviceCase]) -> Iterator[str]:
         exact = len(all_cases) - len(chosen)
         left_out = f" The {exact} cases with a predicted interval from 0 to 0 are left out." if exact else ""
         yield (
-            f"Costs in {unit}: the predicted interval is {width:.1f} times as wide as the predicted value is large (median over "
+            f"Costs in {unit}: the width of the predicted interval, divided by the predicted value, is {width:.1f} (median over "
             f"the cases). The measured cost differs from the predicted value by {error:.2g} {unit} (median of the absolute "
             f"differences).{left_out}"
         )

@@ -95,8 +95,8 @@ def rises(panel: PanelComparison, interval: int) -> list[str]:
         both = np.isfinite(ours) & np.isfinite(theirs)
         ours, theirs, early = ours[both], theirs[both], panel.measurement.steps[both] < interval
         line = (
-            f"{panel.label}: losing {less} of the blocks costs {extra.value:.2f} iterations ({extra.ends()}) more than "
-            f"losing {'all' if more == 1 else more}"
+            f"{panel.label}: under partial recovery, losing {less} of the blocks costs {extra.value:.2f} iterations "
+            f"({extra.ends()}) more than losing {'all' if more == 1 else more}"
         )
         if early.any() and not early.all():
             line += (
