@@ -229,7 +229,8 @@ INTRODUCTIONS = {
         MATRIX,
     ),
     "sharded-tradeoff": Introduction(
-        "A sharded GPT is trained with AdamW on eight simulated ranks. Some of the ranks are lost with their shards, and "
+        "A sharded GPT is trained with AdamW on eight simulated ranks. Each rank owns some rows of every parameter and "
+        "of its moments: its shard. Some of the ranks are lost with their shards, and "
         "each strategy restores these shards in its own way. Then training continues on the same batches as in the "
         "undisturbed run.",
         SHARDED,
