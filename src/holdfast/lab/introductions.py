@@ -13,8 +13,8 @@ REDUCTION = (
     "full recovery costs."
 )
 NEVER_SAVED = (
-    "a failure before the first full checkpoint. Some blocks then have no saved values yet. If such a block has to be restored, "
-    "it gets its initial values"
+    "a failure before the first full checkpoint. Some or all blocks then have no saved values yet. If such a block has to be "
+    "restored, it gets its initial values"
 )
 EARLY = f"{NEVER_SAVED}. All other failures are late failures."
 EARLY_WITH_FULL_CHECKPOINTS = (
@@ -24,8 +24,9 @@ EARLY_WITH_FULL_CHECKPOINTS = (
 POLICY = (
     "`priority` saves the blocks whose values changed most, on average per value, since the block was last saved. `round` "
     "saves the blocks that have been unsaved for longest, and `random` saves random blocks. Two policies are not in the SCAR "
-    "paper. `relative` saves the blocks that changed most relative to their size. `threshold` takes the blocks that changed "
-    "more than the mean of all blocks, and saves first the blocks that have been unsaved for longest."
+    "paper. `relative` saves the blocks whose change is largest when it is divided by the norm of the block's values. "
+    "`threshold` takes the blocks that changed more than the mean of all blocks, and saves first the blocks that have been "
+    "unsaved for longest."
 )
 CLASSICAL = (
     "a model with its data. The first part of its name is the model: `mlr` is logistic regression, `mf` matrix factorization "
@@ -34,7 +35,8 @@ CLASSICAL = (
 )
 PANEL = (
     f"{CLASSICAL} The model of `cnn-mnist-layer` and `cnn-mnist-shard` is a convolutional network. A block of "
-    "`cnn-mnist-layer` is a whole weight or bias, and a block of `cnn-mnist-shard` is one row of a weight or bias."
+    "`cnn-mnist-layer` is a whole weight or bias, and a block of `cnn-mnist-shard` is one row of a weight or one element "
+    "of a bias."
 )
 PERTURBATION = (
     "the difference between the recovered state and the state before the failure. Its size is a norm of this difference, such "

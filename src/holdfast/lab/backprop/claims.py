@@ -152,11 +152,11 @@ def remarks(results: PanelResults) -> list[str]:
     restart, rollback = checkpoint_restart(prices, since=results.panel.epoch / 2), immediate_rollback(prices)
     return [
         *([] if results.quick or not results.panel.note else [f"{results.panel.name}: {results.panel.note}"]),
-        f"{label}: one mini-batch changes the accuracy even without a failure. Before the mini-batch, the accuracy is higher (+) "
-        f"or lower (-) than Baseline's accuracy after it: {words} of Baseline's accuracy, which is "
-        f"{late:.3f} late in training. So a change of this size under a strategy need not come from the failure.",
-        f"{label}: measured times: {_time(prices.minibatch)} for the mini-batch of one worker, {_time(prices.save)} to save a "
-        f"checkpoint, {_time(prices.load)} to load it, and {_time(prices.init)} to start a process.",
+        f"{label}: one mini-batch changes the accuracy even without a failure. The accuracy before the mini-batch, minus "
+        f"Baseline's accuracy after it, is {words} of Baseline's accuracy. Late in training, Baseline's accuracy is {late:.3f}. "
+        "So if the accuracy changes by as much under a strategy, the failure need not be the reason.",
+        f"{label}: measured times: {_time(prices.minibatch)} for one worker's share of a mini-batch, {_time(prices.save)} to save "
+        f"a checkpoint, {_time(prices.load)} to load it, and {_time(prices.init)} to start a process.",
         f"{label}: from these times, the performance model of the paper predicts the cost of one failure. With "
         f"checkpoint-restart, the workers repeat {_time(restart.replay)} of work, and the restart takes "
         f"{_time(restart.restart)}; a save in every epoch comes in addition. With `replay`, the workers repeat "
@@ -194,11 +194,12 @@ def _cause(results: PanelResults, claim: Claim) -> str:
     """Return a sentence that says why `claim` fails, as far as the measurements show."""
     start = f"Why a claim does not hold ({claim.claim}):"
     if "-dearer-than-" in claim.id:
-        half = results.panel.epoch / 2
-        needed = 100 * (claim.measured and half / claim.measured)
+        strategy, half = claim.id.rpartition("-")[2], results.panel.epoch / 2
+        added = claim.measured and half / claim.measured
         return (
             f"{start} with the paper's epochs of {results.panel.epoch} mini-batches, checkpoint-restart repeats {half:g} of them "
-            f"on average. It would have to repeat {needed:.0f} to cost 100 times as much as this strategy."
+            f"on average. `{strategy}` adds the time of {added:.2g} mini-batches to the interrupted one. To cost 100 times as much, "
+            f"checkpoint-restart would have to repeat {100 * added:.0f} mini-batches."
         )
     if claim.id.endswith("-deviation"):
         strategy = claim.id.removesuffix("-deviation").rpartition("-")[2]

@@ -157,8 +157,9 @@ PANELS: dict[str, BackpropPanel] = {
             55,
             "the data is generated, with the shape of the data of the NT3 benchmark, unless --data has its tables. An epoch is "
             "one pass over it: 7 mini-batches of 8 x 20 samples (8 workers). The paper has 55 mini-batches in an epoch. The "
-            "costs of checkpoint-restart are computed with 55 too, so that they can be compared with the paper's. The paper's "
-            "Table I lists the size and layers of NT3 under the name of its other network; NT3 is the network of 600 MiB.",
+            "costs of checkpoint-restart are computed with 55 too, so that they can be compared with the paper's. In the "
+            "paper's Table I, the sizes and layers of the paper's two networks are exchanged: the network of 600 MiB is NT3, "
+            "not ResNet-50.",
         ),
     )
 }

@@ -84,8 +84,8 @@ NOTES = {  # where a panel differs from the paper's
     "mf-jester": "the data is part 1 of Jester's dataset 1; the SCAR paper uses dataset 2+. On this data, a run needs only one "
     "iteration to reach the loss at which the SCAR paper counts a run as converged. So the lab uses a lower loss, 3,103. A "
     "still lower loss is no good limit: at about 3,102, the loss of some runs stays nearly constant for up to 150 iterations.",
-    "lda-20news": "a run has converged at the same loss as in the SCAR paper. It reaches this loss in fewer iterations than in "
-    "the paper, where it takes 60, because the lab splits the texts into words in another way.",
+    "lda-20news": "a run has converged at the same loss as in the SCAR paper. In the paper, a run takes 60 iterations to "
+    "reach this loss. In the lab it takes fewer, because the lab splits the texts into words in another way.",
     "lda-reuters": "the data is the first 1,510 training stories of the ModApte split. This number was chosen so that a run "
     "takes about 20 to 30 iterations to reach 850,000, the loss at which the SCAR paper counts a run as converged.",
     "cnn-mnist-layer": _NETWORK,

@@ -31,8 +31,9 @@ REMARK = (
 )
 CAPTION = (
     "The mean cost of a failure in iterations, with its 95 % confidence interval, by the frequency of checkpoints. At all "
-    "frequencies, checkpoints write the same number of values per iteration. Dotted lines: late failures only. Dashed lines: "
-    "full checkpoints and full recovery."
+    "frequencies, checkpoints write the same number of values per iteration. Solid lines: partial recovery, over all "
+    "failures. Dotted lines: the same for `priority`, over late failures only. Dashed lines: full checkpoints and full "
+    "recovery."
 )
 IN_PAPER = "Yellow areas: the cost of priority at 8x if it had the reductions that the SCAR paper reports."
 
