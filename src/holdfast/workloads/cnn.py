@@ -56,7 +56,7 @@ COMPANIONS = (*MOMENTS, "count", "average")  # of every parameter: Adam's, and t
 class ConvolutionalNetwork(DividedDefaults):
     """A small convolutional network trained by Adam.
 
-    `partition` says what a block is: a whole weight or bias ("layer"), or one row of it ("shard")."""
+    `partition` says what a block is: a whole weight or bias ("layer"), or one row of a weight or one element of a bias ("shard")."""
 
     data: LabeledData
     architecture: Architecture
@@ -239,6 +239,6 @@ SETTINGS: dict[str, tuple[Architecture, int, int, float]] = {
 def cnn(dataset: str, data: Path | None = None, partition: str = "shard") -> ConvolutionalNetwork:
     """Return the workload for `dataset`, whose files are in the folder `data` if given.
 
-    `partition` says what a block is: a whole weight or bias ("layer"), or one row of it ("shard")."""
+    `partition` says what a block is: a whole weight or bias ("layer"), or one row of a weight or one element of a bias ("shard")."""
     architecture, batches, evaluated, criterion = SETTINGS[dataset]
     return ConvolutionalNetwork(load(dataset, data), architecture, partition, batches, evaluated, criterion)
