@@ -69,8 +69,10 @@ def take(store: Store, term: Term) -> bool:
     return True
 
 
-def give_back(store: Store, number: int) -> None:
-    """Remove the file that claims the right to save for term `number`, because its group of nodes did not use it."""
+def give_back(store: Store, number: int, attempt: int | None = None) -> None:
+    """Remove the files that claim the term `number`, and the number `attempt`, because the nodes did not start."""
+    if attempt is not None:
+        store.remove(_name(attempt, ATTEMPTS))
     store.remove(_name(number))
 
 

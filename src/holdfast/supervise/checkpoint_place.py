@@ -93,9 +93,9 @@ class Checkpoints:
         """Claim `term` (a numbered group of nodes); return False if this number or a higher one was claimed already."""
         return bool(self._ask(lambda store: terms.take(store, term)))
 
-    def give_back(self, term: Term) -> None:
-        """Withdraw the claim of `term`, a numbered group of nodes, to the right to save. The group did not start."""
-        self._ask(lambda store: terms.give_back(store, term.number))
+    def give_back(self, term: Term, attempt: int) -> None:
+        """Withdraw the claims of `term`, a numbered group of nodes, and of the number `attempt`: they did not start."""
+        self._ask(lambda store: terms.give_back(store, term.number, attempt))
 
     def take_attempt(self, number: int) -> int:
         """Claim a number for the next attempt, `number` or the first free one after it, and return it."""

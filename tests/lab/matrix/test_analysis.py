@@ -347,4 +347,4 @@ def test_remarks_report_the_processor_time_that_the_host_gave_to_others() -> Non
     runs[first] = replace(runs[first], stolen=0.18, tries=3)
     (line,) = [line for line in remarks(Analysis(MATRIX, [MLP, RESNET], runs)) if "host" in line]
     assert "3.0% of the processor time to other virtual machines on average, and at most 18.0% during a run" in line
-    assert "1 of 16 runs were repeated because" in line
+    assert "repeated if this share is more than 10%; this happened to 1 of 16 runs" in line

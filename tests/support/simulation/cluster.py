@@ -57,9 +57,9 @@ class SimulatedCheckpoints(Checkpoints):
             self._truth.take(term)
         return is_taken
 
-    def give_back(self, term: Term) -> None:
+    def give_back(self, term: Term, attempt: int) -> None:
         try:
-            super().give_back(term)
+            super().give_back(term, attempt)
         finally:  # perhaps it has an effect without an answer
             self._truth.owners.pop(term.number)
 

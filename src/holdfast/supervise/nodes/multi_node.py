@@ -251,7 +251,7 @@ class MultiNodeRendezvous(Rendezvous):
             if reason is not None:
                 if self._keeps_store:
                     with suppress(HoldfastError):
-                        self._checkpoints.give_back(term)
+                        self._checkpoints.give_back(term, answer["attempt"])
                 raise BadInput(f"node {node} cannot use the checkpoints: {reason}")
 
     def _exchange_reasons(self, nodes: list[int], reason: str | None) -> list[Any]:
