@@ -7,6 +7,7 @@ bytes that it sends to the next rank in a step.
 import json
 import os
 import sys
+import traceback
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from torch.optim import AdamW
 from holdfast.distributed.gloo_link import Link
 from holdfast.live.sharded.operations import Ring
 from holdfast.live.sharded.shadow import OwnShards, exchange_copies
+from holdfast.live.sharded.spare_work import SpareWork
 from holdfast.train.state.protected import Protected
 
 SIZE = 4
@@ -46,11 +48,12 @@ def measured(rank: int, link: CountingLink) -> dict[str, Any]:
     for layer in (model[0], model[2], model):
         fully_shard(layer, mesh=mesh)
     optimizer = AdamW(model.parameters())
-    shadow = exchange_copies(OwnShards(Protected({"model": model, "optimizer": optimizer})), link, Ring(rank, SIZE))
+    own = OwnShards(Protected({"model": model, "optimizer": optimizer}))
+    shadow = exchange_copies(own, link, Ring(rank, SIZE), SpareWork())
 
     def before_step(*_: Any) -> None:
         link.sent = 0
-        shadow.exchange_gradients("optimizer", []).run(link, Ring(rank, SIZE), lambda: None)
+        shadow.exchange_gradients("optimizer", []).run(link, Ring(rank, SIZE), lambda _: None)
         shadow.step("optimizer")
 
     optimizer.register_step_pre_hook(before_step)
@@ -80,9 +83,13 @@ def start_rank(rank: int, port: int, folder: Path) -> int:
     dist.init_process_group("gloo", store=store("torch"), rank=rank, world_size=SIZE)
     link = CountingLink()
     link.connect(lambda: store("ranks"), rank, SIZE, lambda: False)
-    sizes = measured(rank, link)
-    if rank == 0:
-        (folder / "sizes.json").write_text(json.dumps(sizes))
+    try:
+        sizes = measured(rank, link)
+        if rank == 0:
+            (folder / "sizes.json").write_text(json.dumps(sizes))
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
     os._exit(0)
 
 
