@@ -43,7 +43,7 @@ def test_a_claim_that_is_repeated_because_its_answer_was_lost_succeeds(store: Di
 def test_whoever_was_left_behind_never_catches_up(store: DirectoryStore) -> None:
     assert terms.take(store, RIGHT)
     assert terms.take(store, Term(4, "d", "node3:4000", (3,)))
-    terms.give_back(store, 2)
+    terms.give_back(store, 2, terms.take_attempt(store, 2))
     assert not terms.take(store, LEFT)
 
 
@@ -87,6 +87,11 @@ def test_a_number_that_was_claimed_during_the_look_for_a_free_one_is_left_to_its
             return before
 
     assert terms.take_attempt(Late(store.path), 3) == 4
+
+
+def test_nodes_that_refuse_to_start_leave_no_claim(store: DirectoryStore) -> None:
+    terms.give_back(store, 1, terms.take_attempt(store, 1))
+    assert store.names() == []
 
 
 def test_attempts_are_no_terms(store: DirectoryStore) -> None:

@@ -101,7 +101,8 @@ def test_the_nearest_boundary_of_all_members_is_announced_once() -> None:
     assert [worker.has_joiners_at(12) for worker in workers] == [True] * 3
 
 
-def test_a_worker_that_waits_for_one_membership_also_waits_for_the_one_that_replaces_it() -> None:
+def worker_that_a_third_one_joins() -> tuple[Coordination, PrefixStore]:
+    """Return a worker that has passed step 3 and answered to membership 1, and the store of memberships."""
     store = HashStore()
     shared = PrefixStore(LIVE, store)
     worker = Coordination(0, (0, 1), lambda: store, seat=0)
@@ -109,6 +110,11 @@ def test_a_worker_that_waits_for_one_membership_also_waits_for_the_one_that_repl
     worker.listen(lambda: None)
     publish(shared, Membership(1, (0, 1, 2), {2: 7}))
     await_answer(worker, 1)
+    return worker, shared
+
+
+def test_a_worker_that_waits_for_one_membership_also_waits_for_the_one_that_replaces_it() -> None:
+    worker, shared = worker_that_a_third_one_joins()
     joined: list[bool] = []
     waiting = threading.Thread(target=lambda: joined.append(worker.has_joiners_at(4)))
     waiting.start()
@@ -120,13 +126,7 @@ def test_a_worker_that_waits_for_one_membership_also_waits_for_the_one_that_repl
 
 
 def test_a_worker_that_begins_a_step_answers_a_later_step() -> None:
-    store = HashStore()
-    shared = PrefixStore(LIVE, store)
-    worker = Coordination(0, (0, 1), lambda: store, seat=0)
-    worker.gate.passes(3)
-    worker.listen(lambda: None)
-    publish(shared, Membership(1, (0, 1, 2), {2: 7}))
-    await_answer(worker, 1)
+    worker, shared = worker_that_a_third_one_joins()
     answer(shared, 1, member=1, step=6)
     assert not worker.has_joiners_at(4)
     publish(shared, Membership(2, (0, 1)))

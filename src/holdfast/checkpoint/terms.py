@@ -69,10 +69,9 @@ def take(store: Store, term: Term) -> bool:
     return True
 
 
-def give_back(store: Store, number: int, attempt: int | None = None) -> None:
-    """Remove the files that claim the term `number`, and the number `attempt`, because the nodes did not start."""
-    if attempt is not None:
-        store.remove(_name(attempt, ATTEMPTS))
+def give_back(store: Store, number: int, attempt: int) -> None:
+    """Remove the files that claim the term `number` and the attempt number `attempt`, because the nodes did not start."""
+    store.remove(_name(attempt, ATTEMPTS))
     store.remove(_name(number))
 
 
@@ -107,6 +106,7 @@ class Fenced:
         return term == self.term == self._number
 
     def require_present(self) -> None:
+        """Raise WorkerLost if a newer group of nodes, to which this node does not belong, has claimed the right to save."""
         if _last(self._store) <= self._number:
             return
         term = newest(self._store)
