@@ -9,6 +9,7 @@ from finished_run import failed_checks
 from holdfast.cost.breakdown import cost_breakdown
 from holdfast.history.log import read_history
 from holdfast.processor_wait import COUNTER
+from holdfast.supervise.nodes.connection import is_listening
 from listening_ports import free_port
 from supervisor_process import SUPPORT, Start, wait_until
 
@@ -74,22 +75,24 @@ def test_a_rank_that_shares_its_processor_with_other_work_is_not_named(start: St
     assert job.events("straggler") == []
 
 
-def test_a_node_that_is_slower_than_the_other_one_is_named(start: Start) -> None:
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_node_that_is_slower_than_the_other_one_is_named(start: Start, first: int) -> None:
     endpoint = f"127.0.0.2:{free_port('127.0.0.2')}"
-    jobs = [
-        start(
+    jobs = {}
+    for node in (first, 1 - first):  # the first node to listen at the endpoint decides for both, and reports
+        jobs[node] = start(
             script=SCRIPT,
             workers=1,
             args=["100000", "1", "0", "2"],
             save_every=100000,
             nodes={"nnodes": 2, "node_rank": node, "rendezvous": endpoint},
         )
-        for node in (0, 1)
-    ]
-    wait_until(lambda: bool(jobs[0].events("straggler", "supervisor-0")), "the slow node is named")
-    jobs[0].signal(signal.SIGTERM)
-    assert [job.result()["verdict"] for job in jobs] == ["preempted"] * 2, jobs[0].stderr
-    reports = [event.what for event in jobs[0].events("straggler", "supervisor-0")]
+        wait_until(lambda: is_listening(endpoint), "the first node listens")
+    who = f"supervisor-{first}"
+    wait_until(lambda: bool(jobs[first].events("straggler", who)), "the slow node is named")
+    jobs[first].signal(signal.SIGTERM)
+    assert [job.result()["verdict"] for job in jobs.values()] == ["preempted"] * 2, jobs[first].stderr
+    reports = [event.what for event in jobs[first].events("straggler", who)]
     assert {(report.rank, report.node) for report in reports} == {(None, 1)}
-    assert "node 1 is" in jobs[0].stderr
-    assert jobs[0].events("straggler", "supervisor-1") == [], "one node reports for all"
+    assert "node 1 is" in jobs[first].stderr
+    assert jobs[first].events("straggler", f"supervisor-{1 - first}") == [], "one node reports for all"
