@@ -95,7 +95,17 @@ def play_all(first: int, schedules: int, jobs: int, limit: float) -> Report:
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         for result in [pool.submit(play_some, chunk, end) for chunk in chunks]:
             total.add(result.result())
+            show_progress(total, schedules)
     return total
+
+
+def show_progress(report: Report, schedules: int) -> None:
+    """Print how many schedules have been played, on one line of a terminal or every 5,000 in a file."""
+    line = f"{report.schedules:,} of {schedules:,} schedules, {len(report.wrong)} with a violation"
+    if sys.stderr.isatty():
+        print(f"\r{line}", end="", file=sys.stderr, flush=True)
+    elif report.schedules % (100 * CHUNK) == 0:
+        print(line, *sorted(report.wrong), file=sys.stderr, flush=True)
 
 
 def show(report: Report, seconds: float, jobs: int) -> None:
