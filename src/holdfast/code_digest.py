@@ -3,7 +3,6 @@
 import ast
 import inspect
 import sys
-import sysconfig
 from collections.abc import Iterator
 from functools import cache
 from importlib.machinery import PathFinder
@@ -12,6 +11,8 @@ from typing import Any
 from uuid import uuid4
 
 from xxhash import xxh3_128
+
+from holdfast.libraries import is_of_library
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -99,9 +100,4 @@ def _files(dotted: str, where: list[str]) -> Iterator[Path]:
 
 
 def _is_outside(path: Path) -> bool:
-    return not {_PACKAGE, *_installed()}.isdisjoint(path.parents)
-
-
-@cache
-def _installed() -> list[Path]:
-    return [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return _PACKAGE in path.parents or is_of_library(path)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fake_histories import FakeHistory, write_history
-from holdfast import DirectoryStore, cli
+from holdfast import DirectoryStore, __version__, cli
 from holdfast.blocks.division import along
 from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.digest import seal
@@ -203,6 +203,12 @@ def test_every_command_has_help_with_an_example(holdfast) -> None:  # type: igno
         ran = holdfast(*command, "--help")
         assert ran.code == 0
         assert "Example: holdfast" in " ".join(ran.out.split()), command
+
+
+def test_the_version_is_printed_with_that_of_torch(holdfast) -> None:  # type: ignore[no-untyped-def]
+    ran = holdfast("--version")
+    assert ran.code == 0
+    assert ran.out.startswith(f"holdfast {__version__}, torch {torch.__version__}, Python 3.")
 
 
 def test_a_closed_pipe_is_no_traceback() -> None:

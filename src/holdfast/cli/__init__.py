@@ -1,12 +1,15 @@
 """The `holdfast` command. An error is one line on stderr; the exit status is 1 if a check fails, 2 for bad input."""
 
 import os
+import platform
 import sys
 from collections.abc import Callable
-from typing import Any
+from importlib import metadata
+from typing import Annotated, Any
 
 import typer
 
+from holdfast import __version__
 from holdfast.cli.advise import advise
 from holdfast.cli.audit import audit
 from holdfast.cli.console import complain, missing_separator_hint
@@ -47,6 +50,26 @@ app.add_typer(lab, name="lab", rich_help_panel="Lab")
 app.add_typer(serve, name="serve", rich_help_panel="Train")
 
 INTERRUPTED = 130
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"holdfast {__version__}, torch {metadata.version('torch')}, Python {platform.python_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Show the versions of holdfast and torch."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
 _UsageError: Any = typer.BadParameter.__mro__[1]  # the usage error of the parser library that typer uses
 
 

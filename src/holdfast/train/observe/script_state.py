@@ -7,7 +7,6 @@ import functools
 import inspect
 import random
 import sys
-import sysconfig
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -23,6 +22,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from holdfast.libraries import is_of_library
 from holdfast.train.observe import value_digests
 from holdfast.train.observe.observations import UnprotectedValue
 from holdfast.train.state.shards import address
@@ -32,7 +32,6 @@ GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.Ran
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 CONTAINERS = (Mapping, list, tuple, set, frozenset, deque, FunctionType, MethodType, GeneratorType, functools.partial)
 _HOLDFAST = str(Path(__file__).parents[2])
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -266,4 +265,4 @@ def _is_foreign(value: Any) -> bool:
 
 @functools.cache
 def _is_of_library(file: str) -> bool:
-    return file.startswith(("<", _HOLDFAST, *_LIBRARIES))
+    return file.startswith(("<", _HOLDFAST)) or is_of_library(file)
