@@ -8,19 +8,20 @@ from source_tree import imported, modules
 
 # Which package or top-level module may import which: each row only names rows above it, so there is no cycle.
 # A subpackage that is a layer of its own has its own row. `holdfast` is the public facade: it imports lazily, so it may
-# import everything, and only scripts that stand for a user's (in demo and lab) import it.
+# import everything. Only scripts that stand for a user's (in demo and lab) import it, and the CLI, for the version.
 MAY_IMPORT: dict[str, list[str]] = {
     "errors": [],
     "process": [],
     "printable": [],
     "processor_wait": [],
     "stall": ["errors"],
-    "extras": ["errors"],
     "memory": ["errors"],
     "progress": ["errors"],
     "atomic_write": [],
-    "code_digest": [],
+    "libraries": [],
+    "code_digest": ["libraries"],
     "own_file": ["code_digest", "errors"],
+    "extras": ["errors", "libraries", "own_file"],
     "blocks": ["errors", "own_file"],
     "theory": ["blocks", "errors"],
     "sampler": ["blocks", "errors"],
@@ -46,7 +47,7 @@ MAY_IMPORT: dict[str, list[str]] = {
         "stall",
     ],
     "train.data": ["blocks", "errors", "process", "sampler", "train.state"],
-    "train.observe": ["blocks", "distributed", "errors", "sampler", "train.state"],
+    "train.observe": ["blocks", "distributed", "errors", "libraries", "sampler", "train.state"],
     "weights": ["checkpoint", "errors", "history", "memory", "runs", "train.state"],
     "live": [
         "checkpoint",
@@ -132,6 +133,7 @@ MAY_IMPORT: dict[str, list[str]] = {
         "checkpoint",
         "errors",
         "events",
+        "extras",
         "faults",
         "finding",
         "history",
@@ -180,6 +182,7 @@ MAY_IMPORT: dict[str, list[str]] = {
         "faults",
         "finding",
         "history",
+        "holdfast",
         "lab",
         "printable",
         "rehearse",
