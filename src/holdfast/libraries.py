@@ -1,7 +1,10 @@
 """The code of installed packages and of Python's standard library, which is not the code of the user."""
 
+import sys
 import sysconfig
+from collections.abc import Iterator
 from functools import cache
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,3 +27,16 @@ def _folders() -> frozenset[Path]:
     torch = find_spec("torch")
     built = {Path(place) for place in (torch.submodule_search_locations if torch else None) or ()}
     return frozenset(spelling for folder in standard | built for spelling in (folder, folder.resolve()))
+
+
+def hiding_files() -> Iterator[tuple[str, str]]:
+    """Yield the name and the file of each imported module of the user that has the name of an installed package.
+
+    Imports of the package then get the file instead, so other packages may fail."""
+    folders = [folder for folder in sys.path if is_of_library(Path(folder) / "package")]
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file is None or "." in name or name == "holdfast" or is_of_library(file):
+            continue
+        if PathFinder.find_spec(name, folders) is not None:
+            yield name, file

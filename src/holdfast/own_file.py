@@ -1,6 +1,8 @@
 """Import a Python file of the user, which may import the other files of its folder as a script does."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -10,24 +12,40 @@ from holdfast.code_digest import source_files
 from holdfast.errors import BadInput
 
 _contents: dict[Path, bytes] = {}  # the files that were imported here, and what was in them
+_folders: list[str] = []  # their folders, newest first
 
 
 def import_file(path: Path) -> ModuleType:
-    """Import and return the Python file `path`, with its folder first on `sys.path`; reload files that have changed."""
+    """Import and return the Python file `path`, which may import files of its folder; reload files that have changed."""
     given, path = path, path.absolute()
     name = f"holdfast_own_{path.stem}"
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise BadInput(f"There is no Python file {given}: give the path of a file that exists.")
-    if sys.path[0] != str(path.parent):
-        sys.path.insert(0, str(path.parent))  # not removed again: functions may import when they are called
     _forget_other_versions({file: file.read_bytes() for file in source_files(path)})
     module = sys.modules[name] = module_from_spec(spec)  # dataclasses look for their module there
     try:
-        spec.loader.exec_module(module)
+        with _first_on_path(str(path.parent)):
+            spec.loader.exec_module(module)
     except Exception as error:
         raise BadInput(f"{given} cannot be imported: {in_one_line(error)}") from error
     return module
+
+
+@contextmanager
+def _first_on_path(folder: str) -> Iterator[None]:
+    """Put `folder` first on `sys.path`, as Python does for a script, and afterwards behind the installed packages.
+
+    The folder stays on the path, because functions may import when they are called. At its end, a file such as `attr.py`
+    does not hide the package `attr` from other code."""
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+        if folder in _folders or folder not in sys.path:
+            _folders[:] = [folder, *(other for other in _folders if other != folder)]
+            sys.path[:] = [other for other in sys.path if other not in _folders] + _folders
 
 
 def in_one_line(error: Exception) -> str:

@@ -110,6 +110,25 @@ def test_without_ray_the_extra_is_named(tmp_path: Path) -> None:
     ]
 
 
+def test_a_file_that_hides_a_package_which_ray_imports_is_named(tmp_path: Path) -> None:
+    attr = tmp_path / "attr.py"  # Ray imports jsonschema, which imports the package attrs, which imports attr
+    attr.touch()
+    words = ["serve", "train", "--workload", "mlr-digits", "--out", str(tmp_path / "run")]
+    ended = subprocess.run(
+        [sys.executable, "-m", "holdfast", *words],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+    )
+
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("holdfast: The parameter server needs Ray, which is installed, but its import failed: ")
+    assert line.endswith(f" {attr} has the name of the installed package attr and hides it: rename the file.")
+
+
 @pytest.mark.skipif(os.name != "posix" or not Path("/proc/self").exists(), reason="needs /proc, which takes no files")
 def test_a_store_that_cannot_be_written_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -13,6 +13,7 @@ from types import ModuleType
 from unittest.mock import patch
 
 from holdfast.errors import BadInput, WorkerLost
+from holdfast.extras import import_extra
 
 CONNECT_WITHIN = 10.0  # seconds for a cluster to answer
 END_WITHIN = 10.0  # seconds for Ray's own processes to end
@@ -116,12 +117,7 @@ def _ray() -> ModuleType:
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
-        import ray
-    except ImportError as error:
-        message = "The parameter server needs Ray, which is not installed: pip install 'holdfast[ray]'."
-        raise BadInput(message) from error
-    return ray
+    return import_extra("ray", "ray", "The parameter server needs Ray")
 
 
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # of HTTP/2, which Ray speaks
