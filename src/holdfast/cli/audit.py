@@ -28,7 +28,7 @@ def audit(
         ),
     ] = None,
 ) -> None:
-    """Check, from the history of a run, that it trained every sample exactly once. Example: holdfast audit runs/train"""
+    """Check, from the history of a run, that it trained every sample exactly once or declared it lost. Example: holdfast audit runs/train"""
     from holdfast.audit.verdicts import audit_run, worst
     from holdfast.runs.histories import open_history
 

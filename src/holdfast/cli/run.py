@@ -158,7 +158,10 @@ def run(
     ] = None,
     min_nodes: Annotated[
         int | None,
-        _nodes(help="Fewest nodes that continue when other nodes are lost.", show_default="half of all nodes"),
+        _nodes(
+            help="Fewest nodes that continue when other nodes are lost. At the start, all nodes must come.",
+            show_default="half of all nodes",
+        ),
     ] = None,
     lost_after: Annotated[float, _nodes(help="Seconds of silence after which a node counts as lost.")] = 15.0,
     inject: Annotated[
