@@ -391,9 +391,12 @@ class TestFolders:
         write_history(tmp_path / "a/history", {"controller": served.events})
         page = page_of([tmp_path / "a"], "c")
         assert [picture.name for picture in page.pictures] == ["parts", "loss"]
-        assert {"Parts of an iteration, milliseconds", "Failures"} == {table.title for table in page.tables}
+        assert {"Parts of an iteration, mean milliseconds", "Failures"} == {table.title for table in page.tables}
         assert page.numbers[0].name == "loss"
-        assert any("Theorem 3.2" in remark for remark in page.remarks)
+        (failures,) = (table for table in page.tables if table.title == "Failures")
+        assert failures.columns[-2].name == "loss regained after, iterations"
+        assert failures.rows[0][-2] == 2
+        assert not any("Theorem" in remark for remark in page.remarks)  # the distance to the optimum is not recorded
         with pytest.raises(BadInput, match=r"is a run of a parameter server and .* is a run"):
             page_of([tmp_path / "a", self.run(tmp_path / "b")], "c")
 

@@ -22,7 +22,10 @@ SHOWN = 10  # saves; a run may have thousands
 def cost(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs; several runs are compared.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print every number as JSON.")] = False,
-    figure: Annotated[Path | None, typer.Option(help="Write a figure to this file: .png, .pdf or .svg.")] = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(help="Write a figure to this file: .png, .pdf or .svg. Not for runs on the parameter server."),
+    ] = None,
     reference: Annotated[
         Path | None,
         typer.Option(
@@ -50,7 +53,10 @@ def cost(
                 runs[str(path)] = cost_of(run)
     if len(runs) < len(served):
         if figure:
-            raise BadInput("--figure cannot draw a run of a parameter server: leave it out.")
+            raise BadInput(
+                "--figure cannot draw a run of a parameter server: leave it out, or write a page with figures: "
+                "holdfast report RUN... --out compared.html"
+            )
         print_served(served, read_history(reference).events if reference else None, as_json=as_json)
         return
     if reference:

@@ -9,7 +9,7 @@ from rich.table import Table
 from holdfast.cli.console import cell, say, size
 from holdfast.events import Event
 from holdfast.finding import counted
-from holdfast.server.cost import FEWEST, Served, contraction, measured_cost, prediction, served_cost
+from holdfast.server.cost import Outage, Served, measured_cost, served_cost
 
 
 def print_served(
@@ -35,35 +35,34 @@ def _print_one(run: Served, measured: float | None) -> None:
     say(f"{run.workload}: {counted(run.iterations, 'iteration')} in {run.wall:.1f} s{loss}")
     saved = f"{counted(run.saves, 'save')} of {size(run.bytes)} together"
     say(f"checkpoints took {run.checkpoint_share:.1%} of the time of iterations: {saved}")
-    table = Table("part of an iteration", "milliseconds", "share", box=None)
+    table = Table("part of an iteration", "mean milliseconds", "share", box=None)
     total = sum(run.seconds.values()) or 1.0
     for part, seconds in run.seconds.items():
         table.add_row(part, f"{1000 * seconds / max(run.iterations, 1):.2f}", f"{seconds / total:.1%}")
     Console().print(table)
     if run.failures:
         Console().print(_failures(run))
-        say(_costs(run, measured))
+        say(_cost(measured))
 
 
 def _failures(run: Served) -> Table:
-    table = Table("lost", "iteration", "blocks lost", "restored", "perturbation", "continues after", box=None)
+    moves = "blocks\nlost", "restored", "perturbation"
+    heads = "lost", "iteration", *moves, "loss regained\nafter", "continues\nafter"
+    table = Table(*heads, box=None)
     for outage in run.failures:
         counts = map(str, (outage.iteration, outage.blocks, outage.restored))
         moved = "unknown" if outage.size is None and outage.restored else f"{outage.size or 0:.4g}"
         seconds = "" if outage.seconds is None else f"{outage.seconds:.2f} s"
-        table.add_row(cell(", ".join(outage.members)), *counts, moved, seconds)
+        table.add_row(cell(", ".join(outage.members)), *counts, moved, _regained(outage), seconds)
     return table
 
 
-def _costs(run: Served, measured: float | None) -> str:
-    rate, predicted = contraction(run), prediction(run)
-    if predicted is None:
-        unknown = f"a rate needs at least {FEWEST} losses before the first failure, each lower than the last"
-        why = unknown if rate is None else "the size of a perturbation is not recorded"
-        theory = f"Theorem 3.2 predicts nothing: {why}"
-    elif rate is None:
-        theory = "no block was restored, so no cost is predicted"
-    else:
-        theory = f"Theorem 3.2 predicts up to {predicted:.2f} iterations (c = {rate.c:.4f}, measured from the losses)"
-    hint = "give --reference RUN, a run without failures, to measure it"
-    return f"iteration cost: {theory}; {hint if measured is None else f'measured {measured:.2f}'}"
+def _regained(outage: Outage) -> str:
+    if outage.regained is not None:
+        return counted(outage.regained, "iteration")
+    return "not regained" if outage.restored else ""
+
+
+def _cost(measured: float | None) -> str:
+    hint = "give --reference RUN, a run of the same command without --inject, to measure it"
+    return f"cost of the failures: {hint if measured is None else f'{measured:.2f} iterations'}"

@@ -22,7 +22,7 @@ from holdfast.advice.saving import SaveCosts, SaveInterval, best_interval
 from holdfast.blocks.division import Floats
 from holdfast.errors import BadInput
 from holdfast.events import Event, Iterate, Serve
-from holdfast.server.cost import contraction, served_cost
+from holdfast.server.cost import convergence_rate, served_cost
 
 RECOVERIES = ("partial", "full")
 # A lost actor is detected in 8 to 26 ms, a silent one in 1.25 s, a lost machine in seconds.
@@ -74,7 +74,6 @@ def served_costs(history: Sequence[Event]) -> ServedCosts:
     step = spread_of([max(1e-6, iteration.seconds - iteration.checkpoint) for iteration in quiet])
     checkpoint = mean_of([iteration.checkpoint for iteration in quiet])
     outages = [max(0.0, outage.seconds - step.value) for outage in run.failures if outage.seconds is not None]
-    rate = contraction(run)
     return ServedCosts(
         workload=plan.workload,
         nodes=plan.nodes,
@@ -85,7 +84,7 @@ def served_costs(history: Sequence[Event]) -> ServedCosts:
         step=step,
         stall=checkpoint.times(plan.interval),
         outage=next_of(outages) if outages else None,
-        rate=rate.c if rate else None,
+        rate=convergence_rate(run),
         noise=noise([loss for loss in run.losses if loss is not None]),
         failures=len(run.failures),
     )
@@ -203,8 +202,8 @@ def _figures(
         else "All blocks are lost at once, so --restore partial could keep nothing:",
         f"A failure is expected every {in_words(mtbf.value)} ({mtbf.basis}), and takes {lost} of the blocks.",
         _priced(costs, prices[best]),
-        f"An iteration takes {in_words(costs.step.value)}; saving the whole state once delays "
-        f"training by {in_words(costs.stall.value)}{rate}.",
+        f"An iteration without its save takes {in_words(costs.step.value)} (median); saving the whole state once delays "
+        f"training by {in_words(costs.stall.value)} (mean){rate}.",
     ]
 
 

@@ -1,16 +1,15 @@
 """The cost of a run on the parameter server, from its history: the seconds of its iterations and of each failure."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from holdfast.blocks.division import Floats
 from holdfast.errors import BadInput
 from holdfast.events import Chosen, Commit, Dropped, Event, Iterate, Lost, Restored, Serve, Struck, What
-from holdfast.theory.bounds import iteration_cost_bound
-from holdfast.theory.rate import Rate, fitted_rate
+from holdfast.server.status import is_save
+from holdfast.theory.rate import fitted_rate
 
 PARTS = ("pull", "compute", "push", "apply", "checkpoint")
 FEWEST = 6  # losses needed to measure a rate
@@ -25,7 +24,7 @@ class Outage:
     blocks: int = 0
     restored: int = 0
     size: float | None = None
-    ages: list[int] = field(default_factory=list)  # for each restored block, how many iterations it went back
+    regained: int | None = None  # iterations until the loss was again as low as before; None if unknown or never
     dropped: bool = False
     seconds: float | None = None
 
@@ -54,9 +53,7 @@ class Served:
         return self.seconds["checkpoint"] / (sum(self.seconds.values()) or 1.0)
 
     def to_json(self) -> dict[str, Any]:
-        rate = None if (fitted := contraction(self)) is None else asdict(fitted)
-        derived = {"iterations": self.iterations, "checkpoint_share": self.checkpoint_share, "rate": rate}
-        return {**asdict(self), **derived, "predicted_cost": prediction(self)}
+        return {**asdict(self), "iterations": self.iterations, "checkpoint_share": self.checkpoint_share}
 
 
 def is_served(history: Sequence[Event]) -> bool:
@@ -73,16 +70,20 @@ def served_cost(history: Iterable[Event]) -> Served:
     seconds = {part: float(sum(getattr(iteration, part) for iteration in iterations)) for part in PARTS}
     seconds["other"] = max(0.0, float(sum(iteration.seconds for iteration in iterations)) - sum(seconds.values()))
     choices = [event.what for event in lines if isinstance(event.what, Chosen)]
+    losses = [iteration.loss for iteration in iterations]
+    failures = _outages(lines)
+    for outage in failures:
+        outage.regained = _regained(losses, outage) if outage.restored else None
     return Served(
         workload=plan.workload,
         blocks=plan.blocks,
         criterion=plan.criterion,
-        losses=[iteration.loss for iteration in iterations],
+        losses=losses,
         wall=lines[-1].time - lines[0].time,
         seconds=seconds,
-        saves=sum(isinstance(event.what, Commit) and not event.what.found for event in lines),
+        saves=sum(isinstance(event.what, Commit) and is_save(event.what) for event in lines),
         bytes=sum(choice.bytes for choice in choices),
-        failures=_outages(lines),
+        failures=failures,
     )
 
 
@@ -118,19 +119,27 @@ def _add(outage: Outage, what: What) -> None:
         outage.blocks += len(what.blocks)
     elif isinstance(what, Restored):
         outage.restored += len(what.blocks)
-        outage.ages += [max(0, what.iteration - saved_at) for saved_at in what.saved_at]
         known = [size for size in (outage.size, what.size) if size is not None]
         outage.size = max(known, default=None)  # every node records the size for all nodes together
     elif isinstance(what, Dropped):
         outage.dropped = True
 
 
-def contraction(run: Served) -> Rate | None:
-    """Estimate the convergence rate from the losses before the first failure; None if they do not fall steadily.
+def _regained(losses: Sequence[float | None], outage: Outage) -> int | None:
+    """Return how many iterations after the failure the loss was again as low as before it; None if it never was."""
+    level = next((loss for loss in reversed(losses[: outage.iteration]) if loss is not None), None)
+    if level is None:
+        return None
+    after = enumerate(losses[outage.iteration :], 1)
+    return next((count for count, loss in after if loss is not None and loss <= level), None)
 
-    The final loss is unknown, but the decrease of the loss per iteration shrinks by a constant factor. The loss
-    falls as the square of the distance to the optimum, so the rate is the square root of that factor.
-    """
+
+def convergence_rate(run: Served) -> float | None:
+    """Estimate the factor by which the distance to the optimum shrinks per iteration, from the losses before a failure.
+
+    The final loss is unknown, but the decrease of the loss per iteration shrinks by a constant factor. The loss falls
+    as the square of the distance to the optimum, so the rate is the square root of that factor. Return None if the
+    losses do not fall steadily."""
     first = min((outage.iteration for outage in run.failures), default=run.iterations)
     losses = [loss for loss in run.losses[:first] if loss is not None]
     if len(losses) < FEWEST:
@@ -139,32 +148,7 @@ def contraction(run: Served) -> Rate | None:
     if not (gains > 0).all():
         return None
     c = float(np.sqrt(fitted_rate(gains).c))
-    return Rate(c, _distance(run, c)) if 0 < c < 1 else None
-
-
-def _distance(run: Served, convergence_rate: float) -> float:
-    """Estimate how far the initial model was from the optimum; infinite if unknown.
-
-    The estimate follows from how far each restore moved the model, at the given rate of convergence."""
-    sizes = units = 0.0  # squares, summed
-    for outage in run.failures:
-        if outage.size is not None and outage.ages:
-            back: Floats = convergence_rate ** -np.asarray(outage.ages, np.float64) - 1
-            sizes += outage.size**2
-            units += float(np.sum((convergence_rate**outage.iteration * back) ** 2)) / run.blocks
-    return float(np.sqrt(sizes / units)) if units else float("inf")
-
-
-def prediction(run: Served) -> float | None:
-    """Return an upper bound on the iterations lost by failures (Qiao et al., Theorem 3.2); None if unknown."""
-    perturbed = [outage for outage in run.failures if outage.restored]
-    if not perturbed:
-        return 0.0
-    rate = contraction(run)
-    if rate is None or any(outage.size is None for outage in perturbed) or not np.isfinite(rate.distance):
-        return None
-    sizes = [float(outage.size or 0.0) for outage in perturbed]
-    return float(iteration_cost_bound(rate.c, rate.distance, sizes, [outage.iteration for outage in perturbed]))
+    return c if 0 < c < 1 else None
 
 
 def measured_cost(run: Served, reference: Served) -> float | None:

@@ -11,7 +11,7 @@ from holdfast.report import figures
 from holdfast.report.figures import picture
 from holdfast.report.page import Cell, Column, Number, Page, Picture, Table, duration
 from holdfast.report.run_data import audit_statements
-from holdfast.server.cost import PARTS, Served, contraction, prediction, served_cost
+from holdfast.server.cost import PARTS, Served, served_cost
 
 COLOURS = {
     "pull": "#90cdf4",
@@ -70,7 +70,7 @@ def _numbers(cost: Served) -> list[Number]:
     last = next((loss for loss in reversed(cost.losses) if loss is not None), None)
     blocks_lost = sum(failure.blocks for failure in cost.failures)
     numbers = [
-        Number("iterations", f"{cost.iterations:,}", f"of {milliseconds:.1f} ms each"),
+        Number("iterations", f"{cost.iterations:,}", f"of {milliseconds:.1f} ms each, on average"),
         Number("wall clock", duration(cost.wall)),
         Number("waiting for saves", f"{cost.checkpoint_share:.1%}", f"of an iteration, {counted(cost.saves, 'save')}"),
         Number("failures", f"{len(cost.failures)}", f"{blocks_lost:,} blocks lost"),
@@ -92,7 +92,7 @@ def _pictures(runs: Sequence[ServedRun]) -> Iterator[Picture]:
             for name, values in parts.items()
         )
         yield picture(
-            figures.shares(parts, COLOURS, "milliseconds of an iteration"),
+            figures.shares(parts, COLOURS, "mean milliseconds of an iteration"),
             name="parts",
             title="Parts of an iteration",
             caption="The mean over all iterations. Where workers or nodes work in parallel, the slowest counts.",
@@ -114,7 +114,7 @@ def _tables(runs: Sequence[ServedRun]) -> Iterator[Table]:
         milliseconds = (1000 * run.cost.seconds[part] / max(run.cost.iterations, 1) for part in columns)
         times.append([run.name, run.cost.iterations, run.cost.saves, *milliseconds])
     yield Table(
-        title="Parts of an iteration, milliseconds",
+        title="Parts of an iteration, mean milliseconds",
         columns=[Column("run"), Column("iterations"), Column("saves"), *(Column(part, ".2f") for part in columns)],
         rows=times,
     )
@@ -122,15 +122,20 @@ def _tables(runs: Sequence[ServedRun]) -> Iterator[Table]:
     for run in runs:
         for failure in run.cost.failures:
             lost, counts = ", ".join(failure.members), (failure.iteration, failure.blocks, failure.restored)
-            rows.append([run.name, lost, *counts, failure.size, failure.seconds])
+            rows.append([run.name, lost, *counts, failure.size, failure.regained, failure.seconds])
     if rows:
-        names = ("run", "lost", "iteration", "blocks lost", "restored", "perturbation")
+        names = [
+            "run",
+            "lost",
+            "iteration",
+            "blocks lost",
+            "restored",
+            "perturbation",
+            "loss regained after, iterations",
+        ]
         yield Table(title="Failures", columns=[*map(Column, names), Column("continues after, s", ".2f")], rows=rows)
 
 
 def _remarks(run: ServedRun) -> Iterator[str]:
     if run.findings is None:
         yield f"{run.name} is still training: it is audited once it has ended."
-    predicted, rate = prediction(run.cost), contraction(run.cost)
-    if run.cost.failures and predicted is not None and rate is not None:
-        yield f"{run.name}: Theorem 3.2 allows up to {predicted:.2f} iterations for its perturbations (c = {rate.c:.4f})."

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from holdfast import events
 from holdfast.atomic_write import write_atomically
 from holdfast.errors import BadInput
+from holdfast.finding import counted
 from holdfast.history.log import read_history
 
 
@@ -49,6 +50,11 @@ class JoinRequest:
         return wanted
 
 
+def is_save(commit: events.Commit) -> bool:
+    """Return True for a save of trained values: not for the initial state, nor for a save that a controller found."""
+    return commit.step > 0 and not commit.found
+
+
 def summary(run: Path) -> list[str]:
     recorded = _events(run)
     plan = next(what for what in recorded if isinstance(what, events.Serve))
@@ -60,11 +66,11 @@ def summary(run: Path) -> list[str]:
     lines = [f"{plan.workload}: {plan.blocks} blocks on {nodes} nodes, {workers} workers"]
     if iterations:
         last = iterations[-1]
-        loss, milliseconds = f"loss {last.loss:.6g} (criterion {plan.criterion:.6g})", f"{last.seconds * 1000:.0f} ms"
-        lines.append(f"iteration {last.iteration + 1}: {loss}, {milliseconds} an iteration")
-    saves = [what for what in recorded if isinstance(what, events.Commit)]
+        loss = "" if last.loss is None else f"loss {last.loss:.6g} (criterion {plan.criterion:.6g}), "
+        lines.append(f"iteration {last.iteration + 1}: {loss}which took {last.seconds * 1000:.0f} ms")
+    saves = [what for what in recorded if isinstance(what, events.Commit) and is_save(what)]
     if saves:
-        lines.append(f"{len(saves)} saves, the last after iteration {saves[-1].step}")
+        lines.append(f"{counted(len(saves), 'save')}, the last after iteration {saves[-1].step}")
     lines += [f"lost in iteration {what.iteration}: {what.kind} {what.number}, {what.why}" for what in lost]
     lines.append("done" if any(isinstance(what, events.Done) for what in recorded) else "not done")
     return lines
