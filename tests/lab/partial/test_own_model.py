@@ -22,14 +22,17 @@ from holdfast.lab.partial.own_model import comparison_result
 from holdfast.lab.result import Result
 from holdfast.lab.simulate import pools
 from holdfast.workloads.criterion import LossAt
-from holdfast.workloads.registry import load_for_lab
+from holdfast.workloads.local_server import SimulatedServer
+from holdfast.workloads.registry import load_for_lab, load_workload
 from holdfast.workloads.reinit import has_rule
 from holdfast.workloads.simple_model import OneStateAdapter
 from holdfast.workloads.workload import Arrays, Clock, Stack
 from repository import ROOT
 from stacks_workload import Stacks
 
-EXAMPLE = re.findall(r"```python\n(.*?)```", (ROOT / "docs/workloads.md").read_text(), flags=re.S)[0]
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/workloads.md").read_text(), flags=re.S)
+EXAMPLE = BLOCKS[0]
+(FOR_SERVER,) = (block for block in BLOCKS if "my_server_model.py" in block)
 
 
 @pytest.fixture
@@ -65,6 +68,21 @@ def test_the_documented_model_runs_through_an_experiment_without_claims(
     trials = list(csv.DictReader((tmp_path / "out" / "trials.csv").read_text().splitlines()))
     assert {int(trial["lost_blocks"]) for trial in trials if trial["lost"] == "1/2"} == {16}  # of 31
     assert all(float(trial["whole"]) == round(float(trial["whole"])) for trial in trials)
+
+
+def test_the_documented_server_model_trains_as_the_documented_model_does(example: Path, tmp_path: Path) -> None:
+    path = tmp_path / "my_server_model.py"
+    path.write_text(FOR_SERVER)
+    divided, alone = load_workload(str(path)), load_for_lab(str(example))
+    server = SimulatedServer(divided, workers=3, owners=np.append(np.arange(30) % 2, 2))  # the intercept alone
+    state = divided.start()
+    for iteration in range(60):
+        state = server.advance(state, iteration)
+
+    assert server.loss(state) < divided.criterion
+    assert divided.criterion == pytest.approx(alone.criterion, rel=1e-9)
+    assert server.loss(state) == pytest.approx(alone.criterion, rel=1e-9)
+    assert check(path).problems == []
 
 
 def test_one_and_two_processes_give_the_same_rows(example: Path, tmp_path: Path) -> None:
