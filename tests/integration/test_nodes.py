@@ -141,5 +141,6 @@ def test_a_meeting_tells_who_goes_on_without_whom_and_where_they_meet_now() -> N
 
 def test_too_few_nodes_came_or_too_few_are_left() -> None:
     node = Node(rank=1, of=4, endpoint="node0:29400", least=2)
-    assert node.too_few(have_met=False) == "fewer than 4 nodes came to node0:29400"
+    advice = "the same command continues, or start with a smaller --nnodes, such as --nnodes 1"
+    assert node.too_few(have_met=False) == f"fewer than 4 nodes came to node0:29400 in time; {advice}"
     assert node.too_few(have_met=True).startswith("fewer than 2 of 4 nodes are left (--min-nodes)")

@@ -187,7 +187,16 @@ def test_a_launch_records_the_arguments_that_differ_from_the_last_launch(tmp_pat
                 journal.launch(RunConfig(script="train.py", args=("--lr", rate)), attempt, workers=2, nodes=1)
     launches = [event.what for event in recall(tmp_path / "supervisor.jsonl", "launch")]
     assert [what.changed for what in launches if isinstance(what, Launch)] == [(), ("--lr",)]
-    assert last_attempt(tmp_path / "supervisor.jsonl") == 2
+    assert last_attempt(tmp_path) == 2
+
+
+def test_the_next_attempt_follows_the_attempts_of_all_supervisors(tmp_path: Path) -> None:
+    """The run had two nodes, and continues on one, whose supervisor has a history of another name."""
+    for who, attempts in (("supervisor-0", [1]), ("supervisor-1", [1, 2]), ("supervisor", [])):
+        with HistoryWriter(tmp_path, who) as history:
+            for attempt in attempts:
+                history.append(Launch(attempt, 1) if attempt == 1 else Restart(attempt, 1))
+    assert last_attempt(tmp_path) == 2
 
 
 @pytest.mark.parametrize("terminal", [False, True])

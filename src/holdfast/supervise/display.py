@@ -293,7 +293,10 @@ class Journal:
             self._display.warn(str(refused))
 
 
-def last_attempt(path: Path) -> int:
-    """Return the number of the last attempt (start of all workers) in the history file at `path`; 0 if it has none."""
-    started = (event.what for event in recall(path, "launch", "restart"))
+def last_attempt(history: Path) -> int:
+    """Return the number of the last attempt (start of all workers) in the folder `history`; 0 if it has none.
+
+    The last attempt may be in the history of another supervisor, if the run had another number of nodes before."""
+    files = history.glob("supervisor*.jsonl")
+    started = (event.what for file in files for event in recall(file, "launch", "restart"))
     return max((what.attempt for what in started if isinstance(what, Launch | Restart)), default=0)

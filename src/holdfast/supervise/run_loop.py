@@ -138,8 +138,7 @@ class RunLoop:
         except RunEnded as over:
             return self._ended_by_others(str(over))
         except TooFewNodes:
-            too_few = self._node.too_few(have_met=self._nodes.round is not None)
-            return self._verdict("gave-up", f"{too_few} in time; the same command continues")
+            return self._verdict("gave-up", self._node.too_few(have_met=self._nodes.round is not None))
         self._pool.begin_attempt()
         self._remote = RemoteProgress()
         self._membership = self._controller(round)

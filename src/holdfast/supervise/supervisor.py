@@ -77,7 +77,7 @@ def supervise(
         run_end = RunEndWatch(out, checkpoints, contents, command, extends=config.extend)
         if (end := finish(history)) and not config.extend:
             return done_before(end, contents.newest)
-        attempt = following(max(last_attempt(history / f"{who}.jsonl"), contents.attempt), out)
+        attempt = following(max(last_attempt(history), contents.attempt), out)
         policy = RestartPolicy(config.max_restarts, contents.newest)
         display = Display(console or Console(stderr=True), history, who, policy)
         with Journal(history, who, display) as journal, display:  # importing counts as the run's time

@@ -72,10 +72,11 @@ class Node:
     def too_few(self, *, have_met: bool) -> str:
         """Return the error message for too few nodes; `have_met` is True if all nodes were there before."""
         if not have_met:
-            return f"fewer than {self.of} nodes came to {self.endpoint}"
+            smaller = "or start with a smaller --nnodes, such as --nnodes 1"
+            return f"fewer than {self.of} nodes came to {self.endpoint} in time; the same command continues, {smaller}"
         return (
             f"fewer than {self.least} of {self.of} nodes are left (--min-nodes), "
-            "or the others continued without this one and cannot be reached"
+            "or the others continued without this one and cannot be reached in time; the same command continues"
         )
 
 
