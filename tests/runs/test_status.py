@@ -87,6 +87,23 @@ def test_the_time_between_a_stop_and_the_next_start_does_not_count(tmp_path: Pat
     assert (found.state, found.goodput) == ("completed", 2.0)
 
 
+def test_a_run_that_was_continued_on_one_node_has_the_state_of_its_newest_supervisor(tmp_path: Path) -> None:
+    write(tmp_path, "supervisor-0", Launch(1, 1), Judged("gave-up", 1, ""))
+    write(tmp_path, "supervisor", Launch(2, 1), Judged("completed", 2, ""), start=9000.0)
+    write(tmp_path, "rank-0", Recover(1, None, 0, 0, "keyed", 0.0), step(0), Commit(1, 8, 1), Done(1, 8))
+    found = run_status(tmp_path)
+    assert (found.state, found.goodput) == ("completed", 2.0)  # both supervisors took 2 seconds each
+    write(tmp_path, "supervisor-0", Launch(3, 1), Judged("preempted", 3, ""), start=9500.0)
+    assert run_status(tmp_path).state == "preempted"
+
+
+def test_a_node_without_rank_0_shows_no_goodput_because_only_rank_0_records_saves(tmp_path: Path) -> None:
+    write(tmp_path, "supervisor-1", Launch(1, 1), Judged("completed", 1, ""))
+    write(tmp_path, "rank-1", Recover(1, 250, 0, 0, "restored", 0.0), *map(step, range(250, 260)), Done(1, 260))
+    found = run_status(tmp_path)
+    assert (found.state, found.step, found.goodput) == ("completed", 260, None)
+
+
 def test_a_run_without_a_supervisor_a_served_one_and_one_that_cannot_be_read(tmp_path: Path) -> None:
     write(tmp_path / "alone", "rank-0", Recover(1, None, 0, 0, "keyed", 0.0), step(0), Commit(1, 1, 1), Done(1, 1))
     serve = Serve(1, "mlr", 1, 1, 1, 1, "full", 1.0, 1, "full", 0, 0, 0.1, 9)

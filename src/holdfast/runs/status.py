@@ -8,7 +8,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -137,10 +137,13 @@ def run_status(folder: Path) -> RunStatus:
 
 
 def _read_status(folder: Path) -> RunStatus:
-    files, lead, ranks = _files(folder)
+    files, leads, ranks = _files(folder)
     ends = [_end(file) for file in ranks]
     reached, committed = (max((end[i] for end in ends), default=0) for i in (0, 1))
-    stamps = list(_stamps(lead or (ranks[0] if ranks else None), files))
+    stamps = _stamps(leads or ranks[:1], files)
+    if leads and ranks and ranks[0].stem != "rank-0":
+        committed = 0  # only rank 0 records what was saved, and it is on another node
+    lead = leads[0] if leads else None
     if lead is not None and lead.stem == "controller":
         reached = committed = next(
             (event.what.iteration + 1 for event in backwards(lead) if isinstance(event.what, Iterate)), 0
@@ -156,10 +159,15 @@ def _read_status(folder: Path) -> RunStatus:
     )
 
 
-def _files(folder: Path) -> tuple[list[Path], Path | None, list[Path]]:
+def _files(folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
+    """Return all history files in `folder`, those of supervisors (or of a controller), and those of ranks.
+
+    The supervisor that wrote the newest event comes first: a run may continue with another number of nodes."""
     files = sorted((folder / "history").glob("*.jsonl"))
-    lead = next((file for file in files if file.stem.startswith(("supervisor", "controller"))), None)
-    return files, lead, [file for file in files if file.stem.startswith("rank-")]
+    leads = [file for file in files if file.stem.startswith(("supervisor", "controller"))]
+    if len(leads) > 1:
+        leads.sort(key=lambda file: max((event.time for event in islice(backwards(file), 1)), default=0.0), reverse=True)
+    return files, leads, [file for file in files if file.stem.startswith("rank-")]
 
 
 def state_of(folder: Path, reached: int) -> str:
@@ -168,8 +176,9 @@ def state_of(folder: Path, reached: int) -> str:
     `reached` is the number of steps that the run has trained."""
     if is_training(folder):
         return "trains"
-    _, lead, ranks = _files(folder)
-    for file in [*([lead] if lead else []), *ranks[:1]]:
+    _, leads, ranks = _files(folder)
+    lead = leads[0] if leads else None
+    for file in [*leads[:1], *ranks[:1]]:
         for event in backwards(file):
             match event.what:
                 case Judged(verdict=word):
@@ -210,14 +219,16 @@ def _end(file: Path) -> tuple[int, int]:
     return reached or 0, committed or 0
 
 
-def _stamps(lead: Path | None, files: list[Path]) -> Iterator[Event]:
-    if lead is None:
-        return
-    stamps = list(recall(lead, "open", "verdict", "done", "preempted", "stopped"))
-    yield from stamps
-    lasts = [event for file in files for event in islice(backwards(file), 1)]
-    if lasts and not (stamps and isinstance(stamps[-1].what, ENDS)):
-        yield max(lasts, key=lambda event: event.time)
+def _stamps(leads: Sequence[Path], files: Sequence[Path]) -> list[Event]:
+    """Return when the processes `leads` began and ended; if they have not ended, also the last event in `files`."""
+    kinds = "open", "verdict", "done", "preempted", "stopped"
+    stamps = [event for lead in leads for event in recall(lead, *kinds)]
+    if len(leads) > 1:
+        stamps.sort(key=lambda event: event.time)
+    if leads and not (stamps and isinstance(stamps[-1].what, ENDS)):
+        lasts = [event for file in files for event in islice(backwards(file), 1)]
+        stamps += [max(lasts, key=lambda event: event.time)] if lasts else []
+    return stamps
 
 
 def wall(stamps: Sequence[Event]) -> float:

@@ -124,8 +124,12 @@ class RunState:
     @property
     def goodput(self) -> float | None:
         """The saved steps per second of wall-clock time, from the start to the last event; None if unknown."""
-        lead = next((who for who in sorted(self._stamps) if who.startswith(LEADS)), "rank-0")
-        stamps = self._stamps.get(lead, [])
+        leads = [who for who in self._stamps if who.startswith(LEADS)]
+        if leads and self.ranks and 0 not in self.ranks:
+            return None  # only rank 0 records what was saved, and it is on another node
+        stamps = [stamp for who in leads or ["rank-0"] for stamp in self._stamps.get(who, [])]
+        if len(leads) > 1:
+            stamps.sort(key=lambda stamp: stamp.time)
         if self._last and not (stamps and isinstance(stamps[-1].what, ENDS)):
             stamps = [*stamps, self._last]
         seconds = wall(stamps)
