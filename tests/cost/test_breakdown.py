@@ -17,6 +17,7 @@ from holdfast.events import (
     Detect,
     Done,
     Event,
+    Judged,
     Launch,
     Malformed,
     Open,
@@ -678,6 +679,55 @@ def test_a_node_that_comes_back_does_not_hide_the_failure_of_a_worker() -> None:
     run.trains()
     (failure,) = cost_breakdown(run.events).failures
     assert (failure.name, failure.rank, failure.detected) == ("not injected", 1, "signal")
+
+
+def test_the_supervisor_of_a_node_that_returns_is_not_mixed_with_the_attempt_that_it_joins() -> None:
+    """Node 0 is lost, node 1 continues, and node 0 waits for the next start while the workers still train."""
+    run = FakeHistory(world=2)
+    run.launches()
+    run.trains()
+    run.saves(snapshot=0.25, durable=0.5)
+    run.dies(0.5)
+    run.restarts(0.5)
+    run.trains()
+    began = run.now
+    run.trains()
+    run.saves(snapshot=0.25, durable=0.5)
+    run.dies(0.25, how="return", rank=-1)
+    restarted = run.now
+    run.restarts(0.5)
+    run.trains()
+    run.finishes()
+    first, *others = [event for event in run.events if event.who == "supervisor"]
+    launch = next(event for event in others if isinstance(event.what, Launch))
+    zero = [first, launch, Event(began, "", Open(2)), Event(restarted, "", Launch(3, 2)), others[-1]]
+    one = [first, launch, *[event for event in others if event is not launch]]
+    nodes = [event._replace(who=f"supervisor-{node}") for node, file in enumerate((zero, one)) for event in file]
+    history = [*nodes, *[event for event in run.events if event.who != "supervisor"]]
+    result = cost_breakdown(history)
+    assert causes(result) == causes(cost_breakdown(run.events))
+    assert [failure.name for failure in result.failures] == ["not injected", "node returned"]
+    assert result.failures == cost_breakdown(run.events).failures
+    assert all(seconds >= 0 for failure in result.failures for seconds in failure.parts.values())
+
+
+def test_a_supervisor_that_waited_for_nodes_in_vain_takes_no_time_of_the_run_on_fewer_nodes() -> None:
+    run = FakeHistory()
+    run.launches()
+    run.trains()
+    run.saves(snapshot=0.25, durable=0.5)
+    run.finishes(verdict="preempted")
+    whole = [event._replace(who="supervisor-0") if event.who == "supervisor" else event for event in run.events]
+    before = len(run.events)
+    run.now += 100.0
+    waited = [Event(run.now, "supervisor-0", Open(2)), Event(run.now + 600.0, "supervisor-0", Judged("gave-up", 1, ""))]
+    run.now += 1000.0
+    run.launches()
+    run.trains()
+    run.finishes()
+    result = cost_breakdown([*whole, *waited, *run.events[before:]])
+    assert result.wall == near(cost_breakdown(run.events).wall)
+    assert [attempt.ended for attempt in result.attempts] == ["preempted", "completed"]
 
 
 def test_a_worker_that_dies_while_it_is_to_save_was_not_preempted_in_order() -> None:

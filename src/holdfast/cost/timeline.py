@@ -87,6 +87,7 @@ def _steps(what: events.Step | StepBlock) -> tuple[int, int, int]:
 IN_ORDER = (events.Done, events.Stopped, events.Preempted, events.Judged)
 BEGINS = (events.Open, events.Launch)
 GOES_ON = (*BEGINS, events.Detect, events.Restart)
+_STARTS = (events.Launch, events.Restart)
 T = TypeVar("T")
 
 
@@ -138,9 +139,7 @@ class Timeline:
 
 def timeline(history: Sequence[Item]) -> Timeline:
     """Put the events of the supervisor and of rank 0 in `history` on one clock, and divide them by attempt."""
-    writers = {event.who for event in history}
-    first = min((who for who in writers if re.fullmatch(r"supervisor(-\d+)?", who)), default=None)
-    path = _in_order(([event for event in history if event.who == first], _sorted_by_end(leading(history))))
+    path = _in_order((_supervising(history), _sorted_by_end(leading(history))))
     if not path:
         raise BadInput("this history has neither a supervisor nor a rank 0: name the folder of a whole run.")
     moments, away, clock_back = _on_one_clock(path)
@@ -156,6 +155,43 @@ def timeline(history: Sequence[Item]) -> Timeline:
         number = next((number for number in numbers if number is not None), 1)
         stretches.append(AttemptStretch(number, part, end, kinds))
     return Timeline(tuple(stretches), away, clock_back)
+
+
+def _supervising(history: Sequence[Item]) -> list[Item]:
+    """Return the supervisor's events; with several nodes, of each attempt the events of one supervisor.
+
+    The supervisor that restarted the workers comes before one that joined them: it knows why. A supervisor that only
+    waited for other nodes took no part in the run. If the clocks of the nodes differ, one supervisor tells all."""
+    files: defaultdict[str, list[Item]] = defaultdict(list)
+    for event in history:
+        if re.fullmatch(r"supervisor(-\d+)?", event.who):
+            files[event.who].append(event)
+    if len(files) < 2:
+        return next(iter(files.values()), [])
+    attempts: defaultdict[int, dict[str, list[Item]]] = defaultdict(dict)
+    for who in sorted(files):
+        for session in _sessions(files[who]):
+            if any(isinstance(event.what, _STARTS) for event in session):
+                for number, event in _numbered(session):
+                    attempts[number].setdefault(who, []).append(event)
+    path = [event for number in sorted(attempts) for event in min(attempts[number].values(), key=_joined)]
+    in_order = bool(path) and all(a.time <= b.time for a, b in pairwise(path))
+    return path if in_order else files[min(files)]
+
+
+def _sessions(file: Iterable[Item]) -> Iterator[list[Item]]:
+    """Yield the events of each process that wrote to `file`."""
+    session: list[Item] = []
+    for event in file:
+        if session and isinstance(event.what, events.Open):
+            yield session
+            session = []
+        session.append(event)
+    yield session
+
+
+def _joined(attempt: Iterable[Item]) -> bool:
+    return not any(isinstance(event.what, events.Restart) for event in attempt)
 
 
 def _sorted_by_end(file: Sequence[Item]) -> list[Item]:
