@@ -116,7 +116,13 @@ def test_nodes_that_do_not_belong_together_are_refused(start: Start) -> None:
         for rank in (0, 1)
     ]
     for job in other:
-        assert "differ in args" in job.result()["refused"], job.stderr
+        assert "differ in the script's argument" in job.result()["refused"], job.stderr
+    corrected = [
+        start({"steps": 2}, out=f"other-{rank}", nodes={"nnodes": 2, "node_rank": rank, "rendezvous": endpoint})
+        for rank in (0, 1)
+    ]
+    for job in corrected:  # they may use the folders of the refused command, and are refused for another reason
+        assert "--out is not shared by the nodes" in job.result()["refused"], job.stderr
 
 
 def test_the_verdict_is_the_last_thing_that_the_nodes_print(start_command: StartCommand, tmp_path: Path) -> None:

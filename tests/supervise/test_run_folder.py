@@ -7,8 +7,9 @@ import pytest
 from holdfast.checkpoint import manifest, snapshot
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import BadInput
-from holdfast.events import Attempt, Recover, Seconds, Step
+from holdfast.events import Attempt, Launch, Recover, Seconds, Step
 from holdfast.history.log import HistoryWriter
+from holdfast.runs import lock
 from holdfast.runs.config import RunConfig, read_config
 from holdfast.sampler.digest import Samples
 from holdfast.supervise.run_folder import claimed
@@ -104,3 +105,29 @@ def test_a_folder_in_which_nothing_was_trained_may_be_taken_by_another_run(tmp_p
     assert (out / "history-before-1" / "rank-0.jsonl").exists()  # what went wrong then can still be read
     train(out, 1)
     assert "holds another run" in refused(out, config("--lr 0.2", seed=3))
+
+
+def test_a_refused_first_start_of_several_nodes_does_not_block_the_corrected_command(tmp_path: Path) -> None:
+    """The nodes gave different arguments, so the start was refused before any step."""
+    out, place = tmp_path / "out", str(tmp_path / "place")
+    with pytest.raises(KeyError), claimed(out, config("--out a0.pt", checkpoints=place), 1, has_saved=False):
+        with HistoryWriter(out / "history", "supervisor-1") as history:
+            history.append(Launch(1, 1))
+        raise KeyError
+    corrected = config("--out a.pt", checkpoints=place)
+    with pytest.raises(BadInput, match=r"the script's argument --out was a0.pt, not a.pt"), claimed(out, corrected, 1):
+        pass  # the shared place holds something of the run
+    with lock.hold(out, 0), pytest.raises(BadInput), claimed(out, corrected, 1, has_saved=False):
+        pass  # another node uses the folder
+    with claimed(out, corrected, 1, has_saved=False):
+        assert read_config(out).args == ("--out", "a.pt")
+    train(out, 1)
+    with pytest.raises(BadInput), claimed(out, config("--out b.pt", checkpoints=place), 1, has_saved=False):
+        pass
+
+
+def test_an_argument_without_a_name_is_named_by_its_position(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    claim(out, config("small"))
+    train(out, 1)
+    assert "(the script's argument 1 was small, not large)" in refused(out, config("large"))

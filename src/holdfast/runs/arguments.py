@@ -48,6 +48,12 @@ def changes(before: Sequence[str], now: Sequence[str]) -> list[Change]:
     return [Change(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)]
 
 
+def name_all(differences: Sequence[Change]) -> str:
+    """Return the text "argument --lr was 0.1, not 0.2" for all `differences`."""
+    text = "; ".join(map(str, differences))
+    return text if text.startswith("argument ") else f"argument {text}"  # an argument by position has this name already
+
+
 def plain(name: str) -> str:
     """Return an argument name in one spelling: without leading dashes, and with `-` instead of `_`."""
     return name.strip().lstrip("-").replace("_", "-").replace(" ", "-")

@@ -81,6 +81,12 @@ def is_held(out: Path, node: int = 0) -> bool:
     return False
 
 
+def others_hold(out: Path, node: int | None = None) -> bool:
+    """Return True if a process holds the lock of any node on the folder `out`, except of number `node`."""
+    names = (path.name.removeprefix(".supervisor-").removesuffix(".lock") for path in out.glob(".supervisor-*.lock"))
+    return any(is_held(out, int(name)) for name in names if name.isdecimal() and int(name) != node)
+
+
 def alone(out: Path) -> Lock:
     """Lock the folder `out` for a process that trains without a supervisor. Child processes do not share the lock."""
     keep_from_children()

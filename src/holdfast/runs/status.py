@@ -20,7 +20,7 @@ from holdfast.errors import BadInput, HoldfastError
 from holdfast.events import Commit, Done, Event, Iterate, Judged, Open, Preempted, Recover, Serve, Step, Stopped
 from holdfast.history.log import backwards, recall, stream_history
 from holdfast.runs.config import RUN, read_config
-from holdfast.runs.lock import hold, is_held
+from holdfast.runs.lock import hold, others_hold
 
 _HISTORY = r"(?:supervisor(?:-\d+)?|rank-\d+|injected-[\w.-]+|controller|node-\d+|worker-\d+)\.jsonl"
 _SNAPSHOT = (
@@ -121,8 +121,7 @@ def begins_as_history(file: Path) -> bool:
 
 def is_training(folder: Path) -> bool:
     """Return True if a process holds the lock of `folder`, or a parameter server runs in it."""
-    nodes = (path.name.removeprefix(".supervisor-").removesuffix(".lock") for path in folder.glob(".supervisor-*.lock"))
-    if any(is_held(folder, int(node)) for node in nodes if node.isdecimal()):
+    if others_hold(folder):
         return True
     controller = folder / "history" / "controller.jsonl"  # a server holds no lock, but writes events until it is done
     silent = time.time() - max((_changed(file) for file in controller.parent.glob("*.jsonl")), default=0.0)

@@ -19,25 +19,27 @@ from holdfast.events import Judged
 from holdfast.history.log import recall
 from holdfast.history.tail import has_trained, last_continued
 from holdfast.runs import lock
-from holdfast.runs.arguments import changes, plain
+from holdfast.runs.arguments import changes, name_all, plain
 from holdfast.runs.config import IDENTITY, RunConfig, read_config
 
 
 @contextmanager
 def claimed(
-    out: Path, config: RunConfig, node: int = 0, *, may_change: Sequence[str] = (), alone: bool = True
+    out: Path, config: RunConfig, node: int = 0, *, may_change: Sequence[str] = (), has_saved: bool = True
 ) -> Iterator[None]:
     """Lock the folder `out` during the `with` block and write `config` to it; raise BadInput if it holds another run.
 
-    Script arguments in `may_change` may differ. If `alone` (one node), another run that has trained nothing is replaced.
-    If no rank continues the run within the block, because the command is refused, the earlier settings are put back.
-    """
+    Script arguments in `may_change` may differ. Another run that has trained nothing is replaced, unless another node
+    uses the folder now. `has_saved` is False if the place of `config.checkpoints` holds nothing of a run. If no rank
+    continues the run within the block, because the command is refused, the earlier settings are put back."""
     with lock.hold(out, node):
         path, earlier = out / "run.json", None
         try:
             if path.exists():
                 theirs = read_config(out)
-                if differing(config, theirs) and not (alone and _clear_untrained(out, theirs)):
+                is_empty = theirs.checkpoints is None or (theirs.checkpoints == config.checkpoints and not has_saved)
+                is_free = is_empty and not lock.others_hold(out, node)
+                if differing(config, theirs) and not (is_free and _clear_untrained(out)):
                     _check_same_run(out, config, theirs, may_change)
                     earlier = theirs
             elif any(entry for entry in out.iterdir() if not entry.name.startswith(".")):
@@ -88,14 +90,16 @@ def _check_same_run(out: Path, mine: RunConfig, theirs: RunConfig, may_change: S
         names = ",".join(plain(change.name) for change in refused)
         advice += f". If it is the same run: --may-change {names}"
         advice += ", or --extend to train it for longer" if all(change.lengthens for change in refused) else ""
-    raise BadInput(f"{out} holds another run ({'; '.join([*different, *map(str, refused)])}): {advice}.")
+    if refused:
+        different.append(f"the script's {name_all(refused)}")
+    raise BadInput(f"{out} holds another run ({'; '.join(different)}): {advice}.")
 
 
-def _clear_untrained(out: Path, theirs: RunConfig) -> bool:
+def _clear_untrained(out: Path) -> bool:
     history, checkpoints = out / "history", DirectoryStore(out / "checkpoints")
-    verdicts = [event.what for event in recall(history / "supervisor.jsonl", "verdict")]
+    verdicts = [event.what for file in history.glob("supervisor*.jsonl") for event in recall(file, "verdict")]
     ended = any(isinstance(what, Judged) and what.verdict in ("completed", "preempted") for what in verdicts)
-    if ended or theirs.checkpoints is not None or has_trained(history) or any(manifest.steps(checkpoints)):
+    if ended or has_trained(history) or any(manifest.steps(checkpoints)):
         return False
     for step in manifest.steps(checkpoints):
         manifest.remove(checkpoints, step)  # first weights, made with other arguments

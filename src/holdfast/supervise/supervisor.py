@@ -71,7 +71,8 @@ def supervise(
     who = "supervisor" if nnodes == 1 else f"supervisor-{node_rank}"
     config = with_seed_of(out, config)
     history = out / "history"
-    with stop_signals.listening(), claimed(out, config, node_rank, may_change=may_change, alone=nnodes == 1):
+    has_saved = contents.newest is not None or contents.attempt > 0 or checkpoints.wrong is not None
+    with stop_signals.listening(), claimed(out, config, node_rank, may_change=may_change, has_saved=has_saved):
         require_files(history)  # otherwise every attempt of a worker would fail on it
         command = (Path(config.script).name, *config.args)
         run_end = RunEndWatch(out, checkpoints, contents, command, extends=config.extend)

@@ -202,3 +202,22 @@ def test_a_host_that_was_frozen_does_not_start_in_a_term_that_the_other_nodes_ha
     assert closer._take_term(both, last) == last.term
     terms.take(store, Term(2, "other", "10.0.0.2:1", (1,)))  # node 1 came before the freeze, and continued meanwhile
     assert closer._take_term(both, last) is None
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "difference"),
+    [
+        (["--out", "a0.pt"], ["--out", "a1.pt"], "the script's argument --out (a0.pt on node 0, a1.pt on node 1)"),
+        (["small"], [], "the script's argument 1 (small on node 0, nothing on node 1)"),
+        (["-a", "-b"], ["-b", "-a"], "args"),
+    ],
+)
+def test_nodes_whose_commands_differ_are_refused_with_the_argument(
+    first: list[str], second: list[str], difference: str
+) -> None:
+    nodes = [
+        {"node": node, "of": 2, "who": str(node), "term": 0, "command": {"args": args}, "wrong": None}
+        for node, args in enumerate((first, second))
+    ]
+    why = close_round.refusal(cast(Any, nodes), 2)
+    assert why == f"the nodes that met differ in {difference}: give the same command on each."

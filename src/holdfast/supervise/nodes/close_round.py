@@ -17,6 +17,7 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # t
 
 from holdfast.checkpoint.terms import Term
 from holdfast.errors import BadInput, HoldfastError
+from holdfast.runs.arguments import changes
 from holdfast.supervise.checkpoint_place import Checkpoints
 from holdfast.supervise.nodes.connection import Connection, NodeRegistration, RoundResult, heartbeats, read_json
 from holdfast.supervise.nodes.rendezvous import Node, Peers, allow_connections, listen
@@ -187,9 +188,22 @@ def refusal(nodes: Sequence[NodeRegistration], of: int) -> str | None:
         return f"the nodes that met have the numbers {names}: give each a --node-rank of its own."
     for name in nodes[0]["command"]:
         if len({json.dumps(node["command"].get(name)) for node in nodes}) > 1:
-            return f"the nodes that met differ in {name}: give the same command on each."
+            return f"the nodes that met differ in {_difference(name, nodes)}: give the same command on each."
     wrong = next((node for node in nodes if node["wrong"]), None)
     return f"node {wrong['node']} cannot use the checkpoints: {wrong['wrong']}" if wrong else None
+
+
+def _difference(name: str, nodes: Sequence[NodeRegistration]) -> str:
+    """Return the name of a setting that differs between `nodes`; of the script's arguments, which one, and its values."""
+    first = nodes[0]
+    other = next(node for node in nodes if node["command"].get(name) != first["command"].get(name))
+    differences = changes(first["command"][name], other["command"][name]) if name == "args" else []
+    if not differences:
+        return name
+    change = differences[0]
+    here, there = (value if value is not None else "nothing" for value in (change.was, change.now))
+    argument = change.name.removeprefix("argument ")
+    return f"the script's argument {argument} ({here} on node {first['node']}, {there} on node {other['node']})"
 
 
 def read_greetings(store: Store, number: int) -> list[NodeRegistration]:
