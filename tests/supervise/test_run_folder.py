@@ -110,10 +110,11 @@ def test_a_folder_in_which_nothing_was_trained_may_be_taken_by_another_run(tmp_p
 def test_a_refused_first_start_of_several_nodes_does_not_block_the_corrected_command(tmp_path: Path) -> None:
     """The nodes gave different arguments, so the start was refused before any step."""
     out, place = tmp_path / "out", str(tmp_path / "place")
-    with pytest.raises(KeyError), claimed(out, config("--out a0.pt", checkpoints=place), 1, has_saved=False):
-        with HistoryWriter(out / "history", "supervisor-1") as history:
-            history.append(Launch(1, 1))
-        raise KeyError
+    with (
+        claimed(out, config("--out a0.pt", checkpoints=place), 1, has_saved=False),
+        HistoryWriter(out / "history", "supervisor-1") as history,
+    ):
+        history.append(Launch(1, 1))
     corrected = config("--out a.pt", checkpoints=place)
     with pytest.raises(BadInput, match=r"the script's argument --out was a0.pt, not a.pt"), claimed(out, corrected, 1):
         pass  # the shared place holds something of the run

@@ -165,7 +165,9 @@ def _files(folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
     files = sorted((folder / "history").glob("*.jsonl"))
     leads = [file for file in files if file.stem.startswith(("supervisor", "controller"))]
     if len(leads) > 1:
-        leads.sort(key=lambda file: max((event.time for event in islice(backwards(file), 1)), default=0.0), reverse=True)
+        leads.sort(
+            key=lambda file: max((event.time for event in islice(backwards(file), 1)), default=0.0), reverse=True
+        )
     return files, leads, [file for file in files if file.stem.startswith("rank-")]
 
 
