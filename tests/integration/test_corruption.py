@@ -55,6 +55,19 @@ def test_a_shard_that_differs_from_its_copy_is_found_but_a_replaced_worker_is_no
     assert different(reference.out, job.out) == []
 
 
+def test_replicas_of_a_sharded_model_are_compared_without_live_recovery(start: Start) -> None:
+    how: dict[str, Any] = {"script": SUPPORT / "fsdp_script.py", "workers": 4, "save_every": 8}
+    task = {"averaged": True, "replicas": 2}
+    reference = start(task, out="reference", **how)
+    job = completed(start(task, out="flipped", witness_every=4, failures=[flip(10, "weight=22", 3)], **how))
+    found = [event.what for event in events(job.out, "corruption")]
+    assert [(what.step, what.agreed, what.ranks) for what in found] == [(12, 8, (1, 3))]
+    witnessed = [event.what for event in events(job.out, "witnessed", "rank-3")]
+    assert {(what.group, what.copy) for what in witnessed} == {(1, None)}
+    assert completed(reference)
+    assert different(reference.out, job.out) == []
+
+
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
@@ -74,3 +87,10 @@ def test_a_model_that_is_not_replicated_is_refused_in_one_line(start: Start) -> 
     result = job.result()
     assert result["verdict"] == "refused"
     assert "--witness-every compares the copies of a state" in result["because"]
+
+
+def test_shards_without_a_copy_are_refused_in_one_line(start: Start) -> None:
+    job = start({}, **{**HOW, "script": SUPPORT / "fsdp_script.py", "workers": 2})
+    result = job.result()
+    assert result["verdict"] == "refused"
+    assert "hybrid sharding" in result["because"]

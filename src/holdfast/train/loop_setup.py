@@ -20,6 +20,7 @@ from holdfast.events import Order, Plan, Recover
 from holdfast.history.tail import last_witness
 from holdfast.live.recovery import LiveRecovery, TrainingHooks
 from holdfast.live.settlement import LossEffects
+from holdfast.live.sharded.shadow import OwnShards
 from holdfast.live.sharded.shard_recovery import ShardedRecovery
 from holdfast.processor_wait import OwnWaits, ProcessorWait
 from holdfast.progress import Phase, restart_needed
@@ -297,10 +298,22 @@ class LoopSetup:
             return lambda: ComparedState(*live.compared_state())
         if self.replicas and not self.protected.is_sharded:
             return lambda: ComparedState(replicated_state(self._replicated_parameters(), self._optimizers(work)))
+        if (compared := self._shards_with_replicas()) is not None:
+            return compared
         raise BadInput(
-            "--witness-every compares the copies of a state, and this run has only one: it needs models of run.replicate, or "
-            "--recovery replay for a sharded model. Leave it out."
+            "--witness-every compares the copies of a state, and this run has only one: it needs models of run.replicate, or, "
+            "for a sharded model, hybrid sharding or --recovery replay. Leave it out."
         )
+
+    def _shards_with_replicas(self) -> Callable[[], ComparedState] | None:
+        """Return a function that returns this rank's shards, or None if no other rank has the same shards."""
+        if not self.protected.is_sharded:
+            return None
+        from holdfast.train.sharded import first_with_same_shards  # a slow import
+
+        own = OwnShards(self.protected)
+        first = first_with_same_shards(own.parameters.values())
+        return None if first is None else lambda: ComparedState(own.compared(own.capture()), group=first)
 
     def _replicated_parameters(self) -> dict[str, torch.Tensor]:
         """Return the parameters that have the same values on every rank, by name."""

@@ -74,6 +74,20 @@ def _synchronize_generators(mesh: DeviceMesh) -> None:
         tensor.rand(1, device_mesh=mesh)
 
 
+def first_with_same_shards(parameters: Iterable[Any]) -> int | None:
+    """Return the lowest rank that holds the same shards of all `parameters` as this rank, as with hybrid sharding.
+
+    Return None if no other rank holds them."""
+    groups = {_ranks_with_same_shard(parameter) for parameter in parameters}
+    ranks = groups.pop() if len(groups) == 1 else ()
+    return min(ranks) if len(ranks) > 1 else None
+
+
+def _ranks_with_same_shard(parameter: Any) -> tuple[int, ...]:
+    mesh, placement = parameter.device_mesh, parameter.placements[0]
+    return tuple(mesh.mesh[(slice(None), *mesh.get_coordinate()[1:])].tolist()) if placement.is_replicate() else ()
+
+
 def check_all_sharded(model: nn.Module) -> None:
     """Raise BadInput if a trained parameter of `model` is not sharded, because its gradients would not be averaged."""
     whole = [name for name, value in model.named_parameters() if value.requires_grad and not is_dtensor(value)]
