@@ -51,7 +51,7 @@ def test_a_large_job_is_answered_in_15_lines_at_most(run: Path) -> None:
     assert len(shown) <= 15
     assert shown[0].startswith("advice: --recovery restart --save-every ")
     assert "every 7.5 h (given: 10 d for each of 32 nodes). It takes 1/32 of the workers;" in shown[2]
-    assert "is durable after 17 s (given: 84 GB at 5 GB/s)" in shown[4]
+    assert "is durable after 17 s (given: 84 GB at 5 GB/s)" in shown[5]
     assert any("over NCCL (assumed for a job larger than a node)" in line for line in shown)
 
 

@@ -15,7 +15,9 @@ from holdfast.advice.prices import (
     Outlook,
     Price,
     is_larger,
+    loses_node,
     lost_part,
+    node_returns,
     outlooks,
     prices,
     save_delay,
@@ -69,7 +71,7 @@ def advise(history: Sequence[Event], question: Question | None = None) -> Advice
     mtbf = failure_rate(costs, question)
     outlook_of = outlooks(costs, question, mtbf.value, prices(costs, question))
     price_of = prices(costs, question, outlook_of["restart"].interval.best)
-    best = "restart" if why_restart(costs, question) else choose(outlook_of)
+    best = "restart" if why_restart(costs, question) else choose(outlook_of, exact=question.exact)
     large = simulate_large_job(costs, question, mtbf.value) if question.workers else None
     return Advice(
         recovery=best,
@@ -117,16 +119,16 @@ def failure_rate(costs: RunCosts, question: Question) -> Estimate:
     return published.mtbf(workers)
 
 
-def choose(outlook_of: Mapping[str, Outlook]) -> str:
+def choose(outlook_of: Mapping[str, Outlook], *, exact: bool = False) -> str:
     """Return the recovery strategy with which the job trains for the largest fraction of the time.
 
     A strategy that loses samples is chosen only if this fraction is more than 0.01 larger than under any exact
-    strategy."""
-    exact = _best(outlook_of, EXACT)
-    lossy = _best(outlook_of, [name for name in outlook_of if name not in EXACT])
-    if lossy and exact and outlook_of[lossy].effective > outlook_of[exact].effective + WORTH_LOSING_SAMPLES:
+    strategy, and never if only `exact` strategies may be chosen."""
+    best = _best(outlook_of, EXACT) or "restart"
+    lossy = None if exact else _best(outlook_of, [name for name in outlook_of if name not in EXACT])
+    if lossy and outlook_of[lossy].effective > outlook_of[best].effective + WORTH_LOSING_SAMPLES:
         return lossy
-    return exact or "restart"
+    return best
 
 
 def _best(outlook_of: Mapping[str, Outlook], names: Sequence[str]) -> str | None:
@@ -147,12 +149,22 @@ def _figures(
         simulated = large.shares[price.recovery]
         share = f"{simulated.value:.1%}"
         cases = f" ({simulated.low:.1%} to {simulated.high:.1%} in nine of ten simulations)"
-    return [
+    lines = [
         f"{share} of the wall clock trains{cases}, because:",
         _failures(costs, question, mtbf, price.recovery),
         _priced(price, outlook.interval.best),
+        _returns(costs, question, outlook.interval.best),
         _saved(costs, question),
     ]
+    return [line for line in lines if line]
+
+
+def _returns(costs: RunCosts, question: Question, every: int) -> str | None:
+    """Return a sentence on the cost when a lost node returns, or None if failures take no nodes."""
+    if not node_returns(costs, question):
+        return None
+    cost = prices(costs, question, every)["restart"].seconds
+    return f"When the lost node returns, all workers restart under every strategy: {in_words(cost.value)}, which is included."
 
 
 # The effect of the number of workers that one failure kills.
@@ -174,6 +186,8 @@ def _failures(costs: RunCosts, question: Question, mtbf: Estimate, recovery: str
     effect = ""
     if question.lost or question.nodes:
         effect = f" It takes {lost_part(costs, question)} of the workers; {EFFECTS[recovery]}."
+    if recovery != "restart" and loses_node(costs, question):
+        effect += " The loss of the node of rank 0 is a restart."
     return f"A failure is expected every {in_words(mtbf.value)}{range_of(mtbf, in_words, basis)}.{effect}"
 
 
@@ -209,7 +223,7 @@ def _reasons(
         *([] if larger else [_converges(costs)]),
         *(_priced(price, outlook_of["restart"].interval.best) for name, price in price_of.items() if name != best),
         *_sharded(costs, question),
-        _why(outlook_of, best, why_restart(costs, question)),
+        _why(outlook_of, best, why_restart(costs, question), exact=question.exact),
         f"Save every {interval.best} steps ({in_words(interval.best * costs.step.value)} of training{longest}): then "
         f"{outlook.effective:.2%} of the wall clock trains.{'' if larger else now} "
         f"Every {interval.low} to {interval.high} steps costs at most 1 % more than the best.",
@@ -263,7 +277,7 @@ def _sharded(costs: RunCosts, question: Question) -> list[str]:
     return []
 
 
-def _why(outlook_of: Mapping[str, Outlook], best: str, limit: str | None) -> str:
+def _why(outlook_of: Mapping[str, Outlook], best: str, limit: str | None, *, exact: bool) -> str:
     shares = ", ".join(f"{name} {outlook.effective:.2%}" for name, outlook in outlook_of.items())
     text = f"Share of the wall clock that trains, each at its best save interval: {shares}."
     if limit:
@@ -273,8 +287,8 @@ def _why(outlook_of: Mapping[str, Outlook], best: str, limit: str | None) -> str
     if len(outlook_of) == 1:
         return f"{text} No worker survives a failure, so restart is the only recovery."
     if best == "restart":
-        return f"{text} No other recovery gains enough over restart, the simplest one."
+        return f"{text} No other{' exact' * exact} recovery gains enough over restart, the simplest one."
     if best in EXACT:
         return f"{text} {best} gains enough, and it is exact."
     gain = outlook_of[best].effective - max(o.effective for name, o in outlook_of.items() if name in EXACT)
-    return f"{text} {best} gains {gain:.1%} over the best exact recovery; choose that one if no sample may be lost."
+    return f"{text} {best} gains {gain:.1%} over the best exact recovery; give --exact if no sample may be lost."

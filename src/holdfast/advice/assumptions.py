@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from holdfast.advice import estimate as published
 from holdfast.advice.estimate import GIVEN, INFERRED, MEASURED, Estimate
 from holdfast.advice.live_limits import why_restart
-from holdfast.advice.prices import Price, is_larger, restart_time
+from holdfast.advice.prices import Price, has_larger_state, is_larger, loses_node, restart_time, transfer_time
 from holdfast.advice.question import Question, bytes_in_words, in_words
 from holdfast.advice.run_costs import RunCosts
 from holdfast.advice.shard_costs import shard_costs
-from holdfast.advice.shared_storage import reading_time
+from holdfast.advice.shared_storage import reading_time, snapshot_bytes
 
 
 def assumptions(
@@ -22,8 +22,11 @@ def assumptions(
     candidates = [
         limit and limit[0].upper() + limit[1:],
         None if limit or best == "restart" else _gloo(costs, question, best, every),
+        _steps_over_gloo(question),
+        _lost_nodes(costs, question),
         _as_in_run(costs, question),
         _restart(costs, question),
+        None if limit else _larger_state(costs, question),
         None if limit else _live(costs, question, price_of),
         _failure_rate(costs, mtbf),
         None if limit and question.storage is None else _size(costs, question),
@@ -41,6 +44,23 @@ def _gloo(costs: RunCosts, question: Question, best: str, every: int) -> str | N
     return (
         f"The backend: {best} is advised for gloo. Over NCCL on several GPUs {loss}; choose --recovery restart --save-every "
         f"{every} there."
+    )
+
+
+def _steps_over_gloo(question: Question) -> str | None:
+    if question.backend != "gloo":
+        return None
+    given = "" if question.step is None else " given"
+    return f"A step over gloo takes the{given} time of a step. Gloo is slow on GPUs: give --step as measured over gloo."
+
+
+def _lost_nodes(costs: RunCosts, question: Question) -> str | None:
+    """Return a sentence on what happens to a lost node, and on the time that is not counted."""
+    if not loses_node(costs, question):
+        return None
+    return (
+        "A lost node returns. Not counted: the slower steps until then, and up to --lost-after (15 s) to notice a node that "
+        "falls silent. If the run must wait for the node (--min-nodes), there is one restart, as long as the wait."
     )
 
 
@@ -63,7 +83,12 @@ def _restart(costs: RunCosts, question: Question) -> str | None:
     )
     if question.restart is not None:
         return _read_in_restart(question, reading_time(costs, question).value)
-    if costs.restart is not None and not is_larger(costs, question) and not read:
+    if (
+        costs.restart is not None
+        and not is_larger(costs, question)
+        and not read
+        and not has_larger_state(costs, question)
+    ):
         return None
     source = (
         "the restarts of this run" if costs.restart else f"the start of this run, and {published.SOURCES['notice']}"
@@ -84,9 +109,30 @@ def _read_in_restart(question: Question, read: float) -> str | None:
     )
 
 
+def _larger_state(costs: RunCosts, question: Question) -> str | None:
+    """Return a sentence if a replay is not known, because the state of the job is much larger than that of the run."""
+    if question.replay is not None or not has_larger_state(costs, question):
+        return None
+    run = "unknown" if costs.state_bytes is None else bytes_in_words(costs.state_bytes)
+    source = (
+        "that of --restart"
+        if question.restart is not None
+        else f"the start of a worker of this run, and {in_words(transfer_time(costs, question).value)} to receive the state"
+    )
+    return (
+        f"The time of a replacement: {source}, because the state of this run ({run}) is much smaller than that of the job "
+        f"({bytes_in_words(snapshot_bytes(costs, question))}). Give --replay if you know it."
+    )
+
+
 def _live(costs: RunCosts, question: Question, price_of: Mapping[str, Price]) -> str | None:
     seen = (GIVEN,) if is_larger(costs, question) else (GIVEN, MEASURED, INFERRED)
-    unseen = [name for name, price in price_of.items() if name != "restart" and price.stands.basis not in seen]
+    replaced = ("replay", "partial") if has_larger_state(costs, question) else ()  # see _larger_state
+    unseen = [
+        name
+        for name, price in price_of.items()
+        if name not in ("restart", *replaced) and price.stands.basis not in seen
+    ]
     if not unseen:
         return None
     source = published.SOURCES["regroup"] + (", and the start of a replacement" if "replay" in unseen else "")
@@ -123,7 +169,7 @@ def _size(costs: RunCosts, question: Question) -> str | None:
 def _unused_parameters(costs: RunCosts, question: Question) -> str | None:
     if question.parameters is None or costs.sharded or question.storage is not None:
         return None
-    return "The model of this run is not sharded, so --parameters changes nothing without --storage."
+    return "The model of this run is not sharded, so --parameters changes only the time of a replacement without --storage."
 
 
 def _bandwidth(costs: RunCosts, question: Question) -> str | None:

@@ -11,8 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.advice import estimate as published
-from holdfast.advice.estimate import FALLS_BACK, GIVEN, INFERRED, NORMAL, PUBLISHED, Estimate
-from holdfast.advice.prices import Price, lost_part, prices, restart_time, save_delay, saving_of
+from holdfast.advice.estimate import GIVEN, INFERRED, NORMAL, PUBLISHED, Estimate
+from holdfast.advice.prices import (
+    Price,
+    fallback_share,
+    lost_part,
+    node_returns,
+    prices,
+    restart_time,
+    save_delay,
+    saving_of,
+)
 from holdfast.advice.question import DAY, Question, in_words
 from holdfast.advice.run_costs import RunCosts
 from holdfast.advice.saving import SaveCosts, best_interval
@@ -116,14 +125,15 @@ def job_of(costs: RunCosts, question: Question, mtbf: float, price: Price, every
     live = price.recovery != "restart"
     leaves = price.recovery in ("forward", "skip")
     restart = restart_time(costs, question)
+    returns = node_returns(costs, question)
     return Job(
-        mtbf=mtbf,
+        mtbf=mtbf / (1 + returns),  # failures and returns of nodes
         length=question.length,
         work=every * costs.step.value,
         stall=save_delay(costs, question),
         durable=costs.durable.value if costs.durable else 0.0,
         restart=restart,
-        goes_back=FALLS_BACK.value if live else 1.0,
+        goes_back=(fallback_share(price.recovery, costs, question) + returns) / (1 + returns),
         live=price.stands + price.iterations.times(costs.step.value) if live else Estimate.exact(0.0, INFERRED),
         absent=restart.value if leaves else 0.0,
         lost=float(lost_part(costs, question)) if leaves else 0.0,
@@ -131,10 +141,13 @@ def job_of(costs: RunCosts, question: Question, mtbf: float, price: Price, every
 
 
 def _assumed(costs: RunCosts, question: Question, mtbf: float) -> list[str]:
+    shares = (
+        f"{name} {fallback_share(name, costs, question):.1%}" for name in prices(costs, question) if name != "restart"
+    )
     return [
         f"Failures are independent, come every {in_words(mtbf)} on average, and each takes "
         f"{lost_part(costs, question)} of the workers.",
-        f"{FALLS_BACK.value:.1%} of the live recoveries end in a restart ({FALLS_BACK.basis}).",
+        f"So many failures end in a restart under live recovery: {', '.join(shares) or 'all'}.",
         f"{in_words(question.length)} of wall clock, {REPLICATIONS} replications; nine of ten lie in the interval.",
     ]
 

@@ -9,8 +9,8 @@ from holdfast.advice.estimate import BENCHMARK, FALLS_BACK, GIVEN, INFERRED, NOT
 from holdfast.advice.question import Question
 from holdfast.advice.run_costs import RunCosts
 from holdfast.advice.saving import SaveCosts, SaveInterval, best_interval, slowdown
-from holdfast.advice.shard_costs import lag_of, shard_costs
-from holdfast.advice.shared_storage import reading_time
+from holdfast.advice.shard_costs import BANDWIDTH, lag_of, shard_costs
+from holdfast.advice.shared_storage import reading_time, snapshot_bytes
 
 RECOVERIES = ("restart", "replay", "forward", "skip")
 EXACT = ("restart", "replay")
@@ -79,6 +79,28 @@ def lost_part(costs: RunCosts, question: Question) -> Fraction:
     return question.lost or Fraction(1, question.nodes or question.workers or costs.workers)
 
 
+def loses_node(costs: RunCosts, question: Question) -> bool:
+    """Return True if one failure takes at least one of the job's several nodes."""
+    return (
+        question.nodes is not None and question.nodes > 1 and lost_part(costs, question) >= Fraction(1, question.nodes)
+    )
+
+
+def node_returns(costs: RunCosts, question: Question) -> int:
+    """Return how often nodes join again after one failure: a lost node is assumed to return, and all workers restart."""
+    return int(loses_node(costs, question))
+
+
+def fallback_share(recovery: str, costs: RunCosts, question: Question) -> float:
+    """Return the fraction of the failures that restart all workers under `recovery`.
+
+    Live recovery sometimes falls back to a restart. It always does if the node of rank 0 is lost, at which nodes meet."""
+    if recovery == "restart":
+        return 1.0
+    first_node = float(lost_part(costs, question)) if loses_node(costs, question) else 0.0
+    return 1 - (1 - FALLS_BACK[recovery]) * (1 - first_node)
+
+
 def restart_time(costs: RunCosts, question: Question) -> Estimate:
     """Estimate the seconds from a failure to the next step if all workers restart."""
     if question.restart is not None:
@@ -107,16 +129,33 @@ def live_recovery_time(costs: RunCosts, question: Question) -> Estimate:
 def replay_time(costs: RunCosts, question: Question) -> Estimate:
     """Estimate how many seconds training pauses until a new worker has replaced the lost one.
 
-    The replays of the run decide, else the given time of a restart, else the time that the run took to start."""
-    if (seen := costs.live.get("replay") or costs.live.get("partial")) is not None:
+    The given time decides, else the replays of the run if the job's state is not much larger, else the given time of a
+    restart, else the time that the run took to start."""
+    if question.replay is not None:
+        return Estimate.exact(question.replay, GIVEN)
+    seen = costs.live.get("replay") or costs.live.get("partial")
+    if seen is not None and not has_larger_state(costs, question):
         return _at_scale(seen, LIVE_AT_SCALE, costs, question)
     live = live_recovery_time(costs, question)
     if question.restart is not None:
         return max(live, Estimate.exact(question.restart, GIVEN), key=lambda time: time.value)
-    new = _replacement_time(costs)
+    new = _replacement_time(costs) + transfer_time(costs, question)
     if is_larger(costs, question):
         return live + new
     return Estimate(max(live.value, new.value), max(live.low, new.low), max(live.high, new.high), new.basis)
+
+
+def has_larger_state(costs: RunCosts, question: Question) -> bool:
+    """Return True if the state of the job has more than twice the bytes of that of the run."""
+    return question.parameters is not None and snapshot_bytes(costs, question) > 2 * (costs.state_bytes or 0.0)
+
+
+def transfer_time(costs: RunCosts, question: Question) -> Estimate:
+    """Return the seconds in which a replacement receives its state, if the job's state is much larger than the run's."""
+    if not has_larger_state(costs, question):
+        return Estimate.exact(0.0, INFERRED)
+    parts = (question.workers or costs.workers) if costs.sharded else 1
+    return Estimate.exact(snapshot_bytes(costs, question) / parts / (question.bandwidth or BANDWIDTH), INFERRED)
 
 
 def is_larger(costs: RunCosts, question: Question) -> bool:
@@ -162,11 +201,13 @@ class Outlook:
 
 def saving_of(costs: RunCosts, question: Question, mtbf: float, recovery: str) -> SaveCosts:
     """Return the costs that determine the best save interval under the strategy `recovery`; `mtbf` is in seconds."""
-    share = 1.0 if recovery == "restart" else FALLS_BACK.value  # of failures after which a save is restored
+    restarts = fallback_share(recovery, costs, question) + node_returns(
+        costs, question
+    )  # after one failure, on average
     return SaveCosts(
         step=costs.step.value,
         stall=save_delay(costs, question).value,
-        mtbf=mtbf / share,
+        mtbf=mtbf / restarts,
         restart=restart_time(costs, question).value,
         durable=costs.durable.value if costs.durable else 0.0,
     )
@@ -184,7 +225,9 @@ def outlooks(costs: RunCosts, question: Question, mtbf: float, price_of: Mapping
             missing = without if recovery in ("forward", "skip") else 0.0
             # A failure during a pause of S seconds starts the pause again, so it takes M (e^(S/M) - 1) on average.
             stands = price.stands.value + price.iterations.value * costs.step.value
-            live += (1 - FALLS_BACK.value) * (math.expm1(min(stands / mtbf, LONGEST)) + missing / mtbf)
+            live += (1 - fallback_share(recovery, costs, question)) * (
+                math.expm1(min(stands / mtbf, LONGEST)) + missing / mtbf
+            )
         live *= shards.slower(recovery) if shards else 1.0
         now = float(slowdown(costs.save_every, saving)) * live
         found[recovery] = Outlook(recovery, interval, interval.effective / live, 1 / now)

@@ -74,12 +74,14 @@ class Question:
     workers: int | None = None
     backend: str | None = None  # of the collectives: one of BACKENDS
     restart: float | None = None  # duration of a restart
+    replay: float | None = None  # pause of training until one worker is replaced, under replay or partial
     stall: float | None = None  # delay of training by one save
     step: float | None = None  # duration of a step
     parameters: float | None = None
     bandwidth: float | None = None  # bytes in a second from a rank to the next
     storage: float | None = None  # bytes in a second that the shared storage reads or writes, for all ranks together
     length: float = 54 * DAY  # duration of the job
+    exact: bool = False  # recommend only strategies that end with the same bits
     seed: int = 0
 
     def __post_init__(self) -> None:

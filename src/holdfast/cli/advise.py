@@ -69,6 +69,12 @@ def advise(
             help="Time from a failure to the next step with a restart of all workers, for example 10m.  [default: as in RUN]"
         ),
     ] = "",
+    replay: Annotated[
+        str,
+        typer.Option(
+            help="Time from a loss to the next step if only the lost worker is replaced, under replay or partial, for example 90s.  [default: as in RUN, or --restart]"
+        ),
+    ] = "",
     stall: Annotated[
         str, typer.Option(help="Time by which a save delays training, for example 30s.  [default: as in RUN]")
     ] = "",
@@ -91,6 +97,13 @@ def advise(
             help="Bytes that a rank can send to the next rank in a second, for example 25GB.  [default: 1.25GB]"
         ),
     ] = "",
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact",
+            help="Recommend only restart or replay, with which no sample is lost and the weights end the same.",
+        ),
+    ] = False,
     length: Annotated[str, typer.Option("--for", help="Length of the simulated job.")] = "54d",
     out: Annotated[Path | None, typer.Option(help="Folder for advice.json, advice.png and advice.pdf.")] = None,
     explain: Annotated[
@@ -114,11 +127,13 @@ def advise(
         workers=workers,
         backend=backend or None,
         restart=seconds_of(restart, "--restart") if restart else None,
+        replay=seconds_of(replay, "--replay") if replay else None,
         stall=seconds_of(stall, "--stall") if stall else None,
         step=seconds_of(step, "--step") if step else None,
         parameters=size_of(parameters, "--parameters") if parameters else None,
         bandwidth=size_of(bandwidth, "--bandwidth") if bandwidth else None,
         storage=size_of(storage, "--storage") if storage else None,
+        exact=exact,
         length=seconds_of(length, "--for"),
     )
     with open_history(path) as history:
