@@ -147,7 +147,7 @@ def _assumed(costs: RunCosts, question: Question, mtbf: float) -> list[str]:
     return [
         f"Failures are independent, come every {in_words(mtbf)} on average, and each takes "
         f"{lost_part(costs, question)} of the workers.",
-        f"So many failures end in a restart under live recovery: {', '.join(shares) or 'all'}.",
+        f"The share of failures that end in a restart under live recovery: {', '.join(shares) or 'all'}.",
         f"{in_words(question.length)} of wall clock, {REPLICATIONS} replications; nine of ten lie in the interval.",
     ]
 
