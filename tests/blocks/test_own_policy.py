@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import holdfast as hf
-from holdfast.blocks.own_policy import own_ranking, urgency
+from holdfast.blocks.own_policy import own_ranking, own_rankings, urgency
 from holdfast.blocks.policy import BlockInfo, Policy
 from holdfast.cli import app
 from holdfast.errors import BadInput
@@ -94,8 +94,9 @@ def test_the_lab_measures_a_policy_of_ones_own(policy_file: Path, tmp_path: Path
         ),
         (
             "def urgency(info, step):\n    return info.distances / info.distances\n",
-            "NaN for a block with distance 0 and norm",
+            "NaN for a block with distance 0 and norm .* at step 5: .* Does it divide 0 by 0",
         ),
+        ("def urgency(info, step):\n    info.distances[:] = 0\n    return info.norms\n", "failed: ValueError: .* read-only"),
     ],
 )
 def test_a_policy_file_that_cannot_rank_blocks_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
@@ -112,6 +113,39 @@ def test_nan_is_refused_at_any_step_but_not_for_a_block_of_a_model_that_diverged
     empty = BlockInfo(np.array([1.0, 0.0]), np.array([1.0, 0.0]), np.zeros(2, int), np.ones(2, int))
     with pytest.raises(BadInput, match="NaN for a block with distance 0 and norm 0"):
         urgency(str(path), empty, 3)
+
+
+def test_nan_that_depends_on_the_step_alone_is_not_blamed_on_a_division(tmp_path: Path) -> None:
+    path = tmp_path / "late.py"
+    path.write_text("def urgency(info, step):\n    return info.distances + (float('nan') if step > 20 else 0)\n")
+    ranking, info = own_ranking(str(path)), info_of(3)
+    with pytest.raises(BadInput, match=r"and norm [0-9.]+ at step 21: return a number for every block\.$"):
+        urgency(ranking, info, 21)
+
+
+def test_a_list_with_a_number_for_each_block_is_as_good_as_an_array(tmp_path: Path) -> None:
+    path = tmp_path / "listed.py"
+    path.write_text("def urgency(info, step):\n    return [distance * step for distance in info.distances]\n")
+    info = info_of(3)
+    assert urgency(own_ranking(str(path)), info, 2).tolist() == (2 * info.distances).tolist()
+
+
+def test_equal_numbers_are_saved_in_the_order_of_the_last_save_and_of_the_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "equal.py"
+    path.write_text("def urgency(info, step):\n    return 0 * info.distances\n")
+    policy = Policy(ranking=str(path), interval=8, fraction=Fraction(1, 2))
+    info = BlockInfo(np.ones(4), np.ones(4), np.array([3, 2, 1, 2]), np.ones(4, int))
+    assert policy.choose(4, info).ids.tolist() == [1, 2]
+
+
+def test_two_policy_files_of_the_same_name_are_refused(tmp_path: Path) -> None:
+    paths = [str(tmp_path / folder / "p.py") for folder in ("a", "b")]
+    for path in map(Path, paths):
+        path.parent.mkdir()
+        path.write_text(OLDEST)
+    with pytest.raises(BadInput, match=r"Two policies are called p\.py: .*a/p\.py and .*b/p\.py"):
+        own_rankings(paths)
+    assert own_rankings(paths[:1]) == tuple(paths[:1])
 
 
 def test_a_history_with_a_policy_of_the_users_own_is_audited_without_running_its_code() -> None:
