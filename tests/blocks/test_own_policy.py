@@ -1,6 +1,7 @@
 """A checkpoint policy from the user's own file ranks blocks in the simulator and on the parameter server alike."""
 
 import csv
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -19,6 +20,7 @@ from holdfast.server.selection import Candidates, exchange
 from repository import ROOT
 
 OLDEST = "def urgency(info, step):\n    return info.distances * (step - info.saved_at)\n"
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/workloads.md").read_text(), flags=re.S)
 PAGERANK = str(ROOT / "examples" / "pagerank.py")
 
 
@@ -96,13 +98,30 @@ def test_the_lab_measures_a_policy_of_ones_own(policy_file: Path, tmp_path: Path
             "def urgency(info, step):\n    return info.distances / info.distances\n",
             "NaN for a block with distance 0 and norm .* at step 5: .* Does it divide 0 by 0",
         ),
-        ("def urgency(info, step):\n    info.distances[:] = 0\n    return info.norms\n", "failed: ValueError: .* read-only"),
+        (
+            "def urgency(info, step):\n    info.distances[:] = 0\n    return info.norms\n",
+            "failed: ValueError: .* read-only",
+        ),
     ],
 )
 def test_a_policy_file_that_cannot_rank_blocks_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "wrong.py").write_text(text)
     with pytest.raises(BadInput, match=message):
         own_ranking(str(tmp_path / "wrong.py"))
+
+
+def test_the_test_of_a_policy_in_the_documentation_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (policy,) = (block for block in BLOCKS if block.startswith('"""my_policy.py'))
+    (test,) = (block for block in BLOCKS if block.startswith('"""test_my_policy.py'))
+    (tmp_path / "my_policy.py").write_text(policy)
+    names: dict[str, Any] = {}
+    exec(test, names)
+    names["test_block_a_is_saved_first"]()
+    (tmp_path / "my_policy.py").write_text(policy.replace("return", "return -"))
+    own_ranking("my_policy.py")  # loads the file again
+    with pytest.raises(AssertionError):
+        names["test_block_a_is_saved_first"]()
 
 
 def test_nan_is_refused_at_any_step_but_not_for_a_block_of_a_model_that_diverged(tmp_path: Path) -> None:

@@ -48,7 +48,9 @@ def _chunk_sum(values: Floats) -> Fraction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockInfo:
-    """The facts from which a policy ranks blocks. Each field is an array with one value for each block.
+    """The facts from which a policy ranks blocks. Each field is a numpy array with one value for each block.
+
+    The type `Floats` is an array of float64, and `Ids` an array of int64.
 
     - `distances`: the distance between the block's present values and its last saved values.
     - `norms`: the norm of the block's present values.

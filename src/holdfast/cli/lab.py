@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from holdfast.cli.console import meter, say
 from holdfast.errors import BadInput, Interrupted
@@ -49,12 +49,20 @@ def lab_run(
     seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 0,
     jobs: Annotated[int | None, typer.Option(help="Number of processes.  [default: one for each core]")] = None,
     panel: Annotated[
-        list[str] | None, typer.Option(help="Run only this panel (a model with its data); repeatable.  [default: all]")
+        list[str] | None,
+        typer.Option(
+            help="Run only this panel (a model with its data), such as mlr-mnist, mlr-covtype, mf-movielens, mf-jester, "
+            "lda-20news, lda-reuters, cnn-mnist-layer or cnn-mnist-shard; repeatable. An unknown name lists the panels of the "
+            "experiment.  [default: all]"
+        ),
     ] = None,
     interval: Annotated[int, typer.Option(help="Iterations between two full checkpoints.")] = 8,
     workload: Annotated[
         str | None,
-        typer.Option(help="A Python file with your own model, which replaces the panels; see docs/workloads.md."),
+        typer.Option(
+            help="A Python file with your own model, or a built-in workload such as mlr-digits, instead of the panels; see "
+            "docs/workloads.md. An unknown name lists the built-in workloads."
+        ),
     ] = None,
     policy: Annotated[
         list[str] | None,
@@ -70,7 +78,7 @@ def lab_run(
 ) -> None:
     """Run an experiment, print its claims, and write its report. Example: holdfast lab run qp-bound --quick"""
     require("lab", "`holdfast lab`")
-    from holdfast.blocks.own_policy import own_ranking
+    from holdfast.blocks.own_policy import own_rankings
     from holdfast.lab import result_page
     from holdfast.lab.experiment import Options, chosen
     from holdfast.lab.registry import EXPERIMENTS
@@ -100,7 +108,7 @@ def lab_run(
         panels=tuple(panel or ()),
         interval=interval,
         config=config,
-        policies=tuple(map(own_ranking, policy or ())),
+        policies=own_rankings(policy or ()),
     )
     folder = prepare(options.out)
     try:
@@ -120,14 +128,21 @@ def lab_run(
 
 @lab.command("check")
 def lab_check(
-    workload: Annotated[str, typer.Argument(help="A Python file with a function workload(data).")],
-    data: Annotated[Path | None, typer.Option(help="Folder that is passed to the function.")] = None,
+    workload: Annotated[
+        str,
+        typer.Argument(metavar="FILE", help="A Python file with a function workload(data), or urgency(info, step)."),
+    ],
+    data: Annotated[Path | None, typer.Option(help="Folder that is passed to the function workload.")] = None,
 ) -> None:
-    """Check that failures of your own model can be simulated. Example: holdfast lab check my_model.py"""
+    """Check that failures of your own model can be simulated, or check your own checkpoint policy. Example: holdfast lab check my_model.py"""
     require("lab", "`holdfast lab`")
+    from holdfast.blocks.own_policy import defines_policy
     from holdfast.lab.partial.model_check import LIMIT, check
     from holdfast.workloads.registry import own_errors
 
+    if defines_policy(workload):
+        _check_policy(workload)
+        return
     with own_errors(workload), meter() as begin:
         checked = check(workload, data=data, progress=begin("training to the criterion", LIMIT))
     for problem in checked.problems:
@@ -137,17 +152,30 @@ def lab_check(
     say(f"no problem found in {workload}. {checked.summary}")
 
 
+def _check_policy(path: str) -> None:
+    from holdfast.blocks.own_policy import own_ranking
+
+    try:
+        own_ranking(path)
+    except BadInput as problem:
+        say(str(problem))
+        raise typer.Exit(1) from None
+    say(f"no problem found in {path}. urgency returns a number for each block, computed from the block's own entries.")
+
+
 COSTS = "Costs of failures, in iterations (bound: by Theorem 3.2 of the SCAR paper)"
 
 
 def _costs_table(result: "Result") -> Table:
     from holdfast.lab.confidence import ends_text
 
-    table = Table("recovery", "policy", "saved", "lost", "cost, 95 %", "reduction", "bound", title=COSTS)
+    policy = Column("policy", overflow="fold")  # the name of a file, of any length
+    columns = ("recovery", policy, "saved", "lost", "cost, 95 %", "reduction", "bound")
+    table = Table(*columns, title=COSTS, box=None, padding=(0, 2, 0, 0))
     for row in result.rows:
         cost = f"{row['cost_mean']:.2f} ({ends_text(row['cost_low'], row['cost_high'])})"
-        policy = row["policy"] if row["saves"] == "regular" else f"{row['policy']}, {row['saves']}"
-        words = (row["recovery"], policy, row["fraction"], row["lost"], cost)
+        name = row["policy"] if row["saves"] == "regular" else f"{row['policy']}, {row['saves']}"
+        words = (row["recovery"], name, row["fraction"], row["lost"], cost)
         table.add_row(*words, f"{row['reduction']:.0%}", f"{row['bound_mean']:.1f}")
     return table
 

@@ -247,6 +247,9 @@ def test_a_problem_of_a_workload_is_found_before_trials_run(wrong: dict[str, Any
         (EXAMPLE.replace("* self.x.T @ error", "* self.x @ error"), 2, "failed in step, line 2"),
         (EXAMPLE.replace('"intercept": state["intercept"] - 0.5', '"bias": state["intercept"] - 0.5'), 1, "it must keep names, shapes and types"),
         (EXAMPLE, 0, "no problem found in"),
+        ("def urgency(info, step): return info.distances", 0, "no problem found in"),
+        ("def urgency(info, step): return info.distances / info.distances.sum()", 1, "if other blocks are absent"),
+        ("def urgency(info): return info.distances", 1, "urgency of"),
     ],
 )  # fmt: skip
 def test_lab_check_prints_the_problem_of_a_file_in_one_line(tmp_path: Path, text: str, code: int, message: str) -> None:

@@ -7,7 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.blocks.own_policy import own_ranking
+from holdfast.blocks.own_policy import own_rankings
 from holdfast.blocks.policy import Policy
 from holdfast.errors import BadInput
 from holdfast.extras import require
@@ -149,7 +149,7 @@ def compare(
             interval=interval,
             workload=model,
             cluster=cluster,
-            policies=tuple(own_ranking(str(path)) for path in policies),
+            policies=own_rankings(map(str, policies)),
         )
         result = comparison_result(options, lambda label, total: lambda done: None, trials, fraction)
     result = replace(with_reuse(result, options), date=date.today().isoformat())
