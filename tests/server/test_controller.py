@@ -240,6 +240,21 @@ def test_a_failure_may_come_at_the_worst_moment(
     assert_accounted(tmp_path, WORKLOADS["mlr-digits"], 4)
 
 
+def test_a_failure_that_names_a_lost_node_kills_only_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = (
+        Failure(step=1, kind="node", targets=(1,)),
+        Failure(step=2, kind="node", targets=(1,)),
+        Failure(step=3, kind="node", targets=(0, 1)),
+    )
+    run_in_process(monkeypatch, settings(tmp_path, *failures))
+
+    struck = [(event.iteration, tuple(event.targets)) for event in told(tmp_path, events.Struck)]
+    assert struck == [(1, (1,)), (3, (0,))]
+    assert_accounted(tmp_path, WORKLOADS["mlr-digits"], 4)
+
+
 def test_a_node_that_joins_takes_over_its_share_and_perturbs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,6 +317,7 @@ def test_settings_that_cannot_be_met_are_refused(tmp_path: Path) -> None:
     refused("--nodes must be at least 1", nodes=0)
     refused("--restore must be one of", recovery="none")
     refused("--staleness must be at least 0", staleness=-1)
+    refused("--lost-after must be a number of seconds above 0", lost_after=0.0)
     with pytest.raises(BadInput, match="cannot kill node 3: there are 3"):
         settings(tmp_path, Failure(step=1, kind="node", targets=(3,)))
     with pytest.raises(BadInput, match="Cannot kill 'raylet'"):

@@ -9,6 +9,7 @@ import typer
 from holdfast.cli.console import progress_bars, say
 from holdfast.errors import BadInput
 from holdfast.finding import counted
+from holdfast.server.failure_detector import DEADLINE
 
 if TYPE_CHECKING:
     from holdfast.faults.schedule import Schedule
@@ -61,6 +62,13 @@ def train(
         ),
     ] = None,
     staleness: Annotated[int, typer.Option(help="Number of iterations that a worker may be ahead of the others.")] = 0,
+    lost_after: Annotated[
+        float,
+        typer.Option(
+            help="Seconds without an answer to a heartbeat after which a node or worker counts as lost. Raise it on a busy "
+            "machine."
+        ),
+    ] = DEADLINE,
     iterations: Annotated[
         int,
         typer.Option(
@@ -81,7 +89,9 @@ def train(
     """Train a model on a parameter server, which runs on Ray. Example: holdfast serve train --workload mlr-digits --out runs/digits --inject kill@7"""
     from holdfast.blocks.own_policy import is_file, own_ranking
     from holdfast.blocks.policy import Policy
+    from holdfast.history.log import recall
     from holdfast.server.driver import serve as train_on_server
+    from holdfast.server.missed_kills import missed_kills
     from holdfast.server.settings import Settings
 
     try:
@@ -101,6 +111,7 @@ def train(
         seed=seed,
         staleness=staleness,
         iterations=iterations,
+        lost_after=lost_after,
         failures=_failures(inject or [], iterations),
     )
     with progress_bars() as bars:
@@ -116,9 +127,9 @@ def train(
     result = "converged" if outcome.converged else "did not converge"
     loss = f"a loss of {outcome.loss:.6g}"
     say(f"{result} after {outcome.iterations} iterations with {loss}; history in {settings.history}")
-    for failure in settings.failures:
-        if failure.step >= outcome.iterations:
-            say(f"no process was killed at iteration {failure.step}: the run had ended before")
+    history = (event.what for event in recall(settings.history / "controller.jsonl", "struck", "lost"))
+    for line in missed_kills(settings.failures, history, outcome.iterations):
+        say(line)
     raise typer.Exit(0 if outcome.converged or iterations < FOREVER else 1)
 
 

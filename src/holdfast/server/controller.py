@@ -16,6 +16,7 @@ import ray
 from ray.actor import ActorHandle
 
 from holdfast import events
+from holdfast.faults.schedule import Failure
 from holdfast.history.log import HistoryWriter
 from holdfast.sampler.digest import Samples
 from holdfast.server.checkpointing import CheckpointCoordinator, NodesLost, SelectedBlocks
@@ -36,7 +37,7 @@ class Controller:
         self._settings = settings
         self._workload = settings.load()
         self._count = len(self._workload.blocks)
-        self._members = ServerMembers()
+        self._members = ServerMembers(settings.lost_after)
         self._arrivals: queue.Queue[tuple[Member, ActorHandle[Any]]] = queue.Queue()
         self._status = Status()
         self._requests = 0
@@ -297,19 +298,30 @@ class Controller:
 
     def _strike_at(self, point: str) -> None:
         for failure in self._settings.failures:
-            key = (failure.step, failure.kind, failure.targets, failure.point)
-            if failure.point != point or failure.step != self._rounds.place.iteration or key in self._struck:
+            if failure.point != point or failure.step != self._rounds.place.iteration:
                 continue
-            self._struck.add(key)
+            if not (targets := self._targets(failure)):
+                continue
+            self._struck |= {(failure.step, failure.kind, target, point) for target in targets}
             if point == "boundary":
                 self._coordinator.settle()  # as in the simulator, every save is committed before the failure
                 if failure.kind == "node":
                     nodes = dict.fromkeys(self._members.nodes, ())
                     self._recovery.distances |= self._members.ask("node", "distance_from_saves", nodes).results
-            self._record(events.Struck(failure.step, failure.kind, failure.targets, point))
+            self._record(events.Struck(failure.step, failure.kind, targets, point))
             if failure.kind == "controller":
                 os.kill(os.getpid(), signal.SIGKILL)
-            self._members.kill(failure.kind, failure.targets)
+            self._members.kill(failure.kind, targets)
+
+    def _targets(self, failure: Failure) -> tuple[int, ...]:
+        """Return the processes that `failure` has to kill, without processes that are lost or were killed by it before."""
+        present = {*self._members.all(), Member("controller", 0)}
+        return tuple(
+            target
+            for target in failure.targets
+            if Member(failure.kind, target) in present
+            and (failure.step, failure.kind, target, failure.point) not in self._struck
+        )
 
     def _record(self, what: events.What) -> None:
         self._history.append(what)

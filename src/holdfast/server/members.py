@@ -13,7 +13,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from holdfast.errors import HoldfastError
-from holdfast.server.failure_detector import FailureDetector, raylet_lives
+from holdfast.server.failure_detector import AT_FIRST, DEADLINE, FailureDetector, raylet_lives
 from holdfast.server.shard import BlocksMoved
 
 Who = TypeVar("Who", bound=Hashable)
@@ -96,13 +96,17 @@ PATIENCE = 60.0  # seconds for a task on a slow machine; living members answer h
 
 
 class ServerMembers:
-    """The nodes and workers that take part in a run, by number, with heartbeats to detect lost nodes and workers."""
+    """The nodes and workers that take part in a run, by number, with heartbeats to detect lost nodes and workers.
 
-    def __init__(self) -> None:
+    A node or worker counts as lost if it does not answer a heartbeat within `lost_after` seconds."""
+
+    def __init__(self, lost_after: float = DEADLINE) -> None:
         self.nodes: dict[int, ActorHandle[Any]] = {}
         self.workers: dict[int, ActorHandle[Any]] = {}
         self.newest = 0  # the version of the newest map, which every heartbeat carries
-        self._detector: FailureDetector[Member] = FailureDetector()
+        self._detector: FailureDetector[Member] = FailureDetector(
+            deadline=lost_after, at_first=max(lost_after, AT_FIRST)
+        )
         self._beats: dict[ObjectRef[Any], Member] = {}
         self._suspects: dict[Member, str] = {}
 

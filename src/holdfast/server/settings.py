@@ -1,6 +1,7 @@
 """The settings of a run: the workload, the numbers of nodes and workers, the save policy, and failures to inject."""
 
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 from holdfast.blocks.policy import Policy
@@ -10,6 +11,7 @@ from holdfast.checkpoint.store import Store
 from holdfast.errors import BadInput
 from holdfast.events import Serve
 from holdfast.faults.schedule import Schedule
+from holdfast.server.failure_detector import DEADLINE
 from holdfast.workloads.divided import DividedWorkload
 from holdfast.workloads.registry import load_workload
 
@@ -31,6 +33,7 @@ class Settings:
     seed: int = 0
     staleness: int = 0
     iterations: int = 1000
+    lost_after: float = DEADLINE
     failures: Schedule = field(default=())
 
     def __post_init__(self) -> None:
@@ -39,6 +42,8 @@ class Settings:
                 raise BadInput(f"--{name} must be at least 1 (got {getattr(self, name)}).")
         if self.staleness < 0:
             raise BadInput(f"--staleness must be at least 0 (got {self.staleness}).")
+        if not 0 < self.lost_after < inf:
+            raise BadInput(f"--lost-after must be a number of seconds above 0 (got {self.lost_after:g}).")
         if self.recovery not in RECOVERIES:
             raise BadInput(f"--restore must be one of {', '.join(RECOVERIES)} (got {self.recovery!r}).")
         members = {"node": self.nodes, "worker": self.workers, "controller": 1}

@@ -9,7 +9,7 @@ from holdfast.server.members import Member
 from holdfast.server.settings import Settings
 
 Kind = TypeVar("Kind")
-Strike: TypeAlias = tuple[int, str, tuple[int, ...], str]  # iteration, kind and numbers of the targets, point
+Strike: TypeAlias = tuple[int, str, int, str]  # iteration, kind and number of the killed process, point
 
 
 class ControllerPast:
@@ -32,8 +32,12 @@ class ControllerPast:
         return {(what.source, what.target) for what in self._all(events.Moved)}
 
     def strikes(self) -> set[Strike]:
-        """Return the failures that were already injected and must not be injected again."""
-        return {(what.iteration, what.kind, tuple(what.targets), what.point) for what in self._all(events.Struck)}
+        """Return the processes that injected failures have already killed, and must not kill again."""
+        return {
+            (what.iteration, what.kind, target, what.point)
+            for what in self._all(events.Struck)
+            for target in what.targets
+        }
 
     def last(self) -> events.Iterate | None:
         return next(reversed(self._all(events.Iterate)), None)
