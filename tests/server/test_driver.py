@@ -43,7 +43,7 @@ def test_a_node_a_worker_and_one_controller_after_another_are_killed_in_one_run(
         Failure(step=2, kind="node", targets=(1,)),
         Failure(step=3, kind="worker", targets=(0,)),
         Failure(step=4, kind="controller", targets=(0,)),
-        Failure(step=10, kind="controller"),
+        Failure(step=10, kind="controller", targets=(0,)),
     ]
 
     outcome = served(tmp_path, *failures, nodes=2, iterations=14)

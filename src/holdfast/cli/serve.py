@@ -91,8 +91,8 @@ def train(
     from holdfast.blocks.policy import Policy
     from holdfast.history.log import recall
     from holdfast.server.driver import serve as train_on_server
-    from holdfast.server.missed_kills import missed_kills
     from holdfast.server.settings import Settings
+    from holdfast.server.status import missed_kills
 
     try:
         part = Fraction(1 if policy == "full" else fraction)

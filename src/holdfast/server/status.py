@@ -1,12 +1,14 @@
-"""The progress and the result of a run, and requests for more nodes by a file in the run's folder."""
+"""The progress and result of a run, its failures that killed no process, and a file that requests more nodes."""
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from holdfast import events
 from holdfast.atomic_write import write_atomically
 from holdfast.errors import BadInput
+from holdfast.faults.schedule import Schedule
 from holdfast.finding import counted
 from holdfast.history.log import read_history
 
@@ -74,6 +76,31 @@ def summary(run: Path) -> list[str]:
     lines += [f"lost in iteration {what.iteration}: {what.kind} {what.number}, {what.why}" for what in lost]
     lines.append("done" if any(isinstance(what, events.Done) for what in recorded) else "not done")
     return lines
+
+
+def missed_kills(failures: Schedule, history: Iterable[events.What], iterations: int) -> Iterator[str]:
+    """Yield a line for each process in `failures` that was not killed in a run of `iterations` iterations.
+
+    `history` has the events that the controllers of the run recorded."""
+    recorded = list(history)
+    lost = {(what.kind, what.number): what.iteration for what in recorded if isinstance(what, events.Lost)}
+    strikes = [what for what in recorded if isinstance(what, events.Struck)]
+    killed = {(what.iteration, what.kind, target, what.point) for what in strikes for target in what.targets}
+    for failure in failures:
+        step, kind = failure.step, failure.kind
+        if step >= iterations:
+            yield f"no process was killed at iteration {step}: the run had ended before"
+            continue
+        for target in failure.targets:
+            if (step, kind, target, failure.point) in killed:
+                continue
+            who = "the controller" if kind == "controller" else f"{kind} {target}"
+            before = lost.get((kind, target))
+            if before is not None and before <= step:
+                why = f"it was lost in iteration {before}, and a {kind} that replaces it has a new number"
+            else:
+                why = f"the run did not come to the point '{failure.point}' in this iteration"
+            yield f"{who} was not killed at iteration {step}: {why}"
 
 
 def require_running(run: Path) -> None:

@@ -2,7 +2,7 @@
 
 from holdfast.events import Lost, Struck
 from holdfast.faults.schedule import Failure
-from holdfast.server.missed_kills import missed_kills
+from holdfast.server.status import missed_kills
 
 NODES = Failure(step=7, kind="node", targets=(0, 1), point="boundary")
 
