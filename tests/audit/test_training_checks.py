@@ -37,7 +37,9 @@ class TestUnknownArguments:
     def test_of_both_attempts_are_the_same(self) -> None:
         run = TwoRankRun().trains(1, None, 12).saves(1, 10).trains(2, 10, 17).stops(2, 17)
         run.events = changed(run.events, is_a(Plan), command=None)
-        assert run.found("repeated_steps_agree") == ("pass", "2 of 2 repeated steps came out the same")
+        assert run.found("repeated_steps_agree") == ("pass",
+            "2 of 2 repeated steps came out the same; attempt 2 continued from step 10",
+        )
 
     def test_arguments_that_differ_excuse_a_difference(self) -> None:
         run = TwoRankRun().trains(1, None, 12, ("--lr", "1")).saves(1, 10).trains(2, 10, 17, ("--lr", "2")).stops(2, 17)
@@ -72,7 +74,7 @@ class TestBuffersOfRank1:
         run = self.run(digest("own", 0, 9), [10, 11, 12])
         assert run.found("repeated_steps_agree") == (
             "pass",
-            "3 of 3 repeated steps came out the same; rank-1 had buffers of its own and continued with rank-0's, which "
+            "3 of 3 repeated steps came out the same; attempt 2 continued from step 10; rank-1 had buffers of its own and continued with rank-0's, which "
             "were saved",
         )
         assert run.verdict() == "pass"

@@ -167,11 +167,47 @@ def test_state_that_differs_from_the_save_before_training_was_not_put_back() -> 
     assert found.why.startswith("scheduler/lr was not as saved when step 3 began")
 
 
-def test_buffers_of_other_ranks_come_back_as_those_of_rank_0() -> None:
-    own = {"model/w": "tensor w3", "scheduler/lr": "0.1", "model/mean": "tensor own"}
-    first = {**own, "model/mean": "tensor first"}
-    reference = [window(3, begun=first), window(3, rank=1, begun=own)]
-    assert judged(reference, [resumed(3, rank=1, begun=first)]).word == "unknown"
+def of_two_ranks(path: str) -> tuple[list[Observed], list[Observed]]:
+    """A reference in which `path` differs between ranks, and a run in which rank 1 got rank 0's value after a kill."""
+    zero, one = ({"model/w": "tensor w3", path: f"tensor of rank {rank}"} for rank in range(2))
+    return (
+        [window(3, begun=zero), window(3, rank=1, begun=one)],
+        [resumed(3, begun=zero), resumed(3, rank=1, begun=zero)],
+    )
+
+
+def test_a_value_of_an_own_object_that_came_back_as_that_of_rank_0_is_named() -> None:
+    found = judged(*of_two_ranks("stats/mean"))
+    assert found.word == "differs between ranks"
+    assert found.why == (
+        "stats/mean differs between ranks, and of modules and own objects only rank 0's values are saved: rank 1 "
+        "continued with those of rank 0"
+    )
+    assert found.instead == "write values = {'mean': ...}, protect(..., values=values), and use values['mean']"
+
+
+def test_statistics_that_ddp_sends_from_rank_0_in_every_forward_are_not_the_cause() -> None:
+    assert judged(*of_two_ranks("model/1.running_mean")).word == "unknown"
+
+
+def test_a_value_of_another_rank_that_is_restored_as_saved_was_put_back() -> None:
+    reference, _ = of_two_ranks("stats/mean")
+    run = [reference[0], resumed(3, rank=1, begun=reference[1].begun)]  # type: ignore[union-attr]
+    assert judged(reference, run).word == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "type", "advice"),
+    [
+        ("mean in main()", "tensor", "Tensor", "write values = {'mean': ...}"),
+        ("self.stats[0].seen in main()", "value", "int", "write values = {'seen': ...}"),
+        ("momentum[0] in main()", "tensor", "DTensor", "keep it in something with state_dict and load_state_dict"),
+    ],
+)
+def test_a_tensor_or_number_belongs_into_a_protected_dict(path: str, kind: str, type: str, advice: str) -> None:
+    own = [replace(each, held={path: held(kind, str(each.step), type)}) for each in REFERENCE]
+    wrong = {path: held(kind, "0", type)}
+    assert judged(own, [resumed(3, held=wrong, kept=wrong)]).instead.startswith(advice)
 
 
 def test_a_generator_that_started_over_and_is_drawn_from_is_the_cause() -> None:

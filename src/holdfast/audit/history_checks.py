@@ -85,7 +85,8 @@ def one_plan(record: RunRecord) -> tuple[Verdict, str]:
     parts = [f"{attempts} by one plan: {lengths_of_phases}"]
     lengths = list(dict.fromkeys(rank_plan.steps for _, rank_plan in record.plans))
     parts += [f"extended from {' to '.join(map(str, lengths))} steps"] if len(lengths) > 1 else []
-    parts += [leftover(plan)] if any(digests) else [leftover(plan), "what the samples contain is not recorded"]
+    parts += list(filter(None, [leftover(plan)]))
+    parts += [] if any(digests) else ["what the samples contain is not recorded"]
     changes = {launch.attempt: launch.changed for _, launch in record.launches if isinstance(launch, Launch)}
     for attempt, names in sorted(changes.items()):
         parts += [f"{', '.join(names)} changed in attempt {attempt} with --may-change"] if names else []
@@ -119,9 +120,10 @@ def _wrong_groups(record: RunRecord, session: RankSession) -> str | None:
 
 
 def _length_text(phase: SamplePlan) -> str:
-    length = f"{counted(phase.epochs, 'epoch')} of {counted(phase.steps_per_epoch, 'step')}"
-    length = length if phase.limit is None else f"{counted(phase.limit, 'step')}, in {length}"
-    return f"{length} of {counted(phase.batch, 'sample')}"
+    epochs, samples, steps = counted(phase.epochs, "epoch"), counted(phase.batch, "sample"), phase.steps_per_epoch
+    if phase.limit is None or phase.limit == phase.epochs * steps:
+        return f"{epochs} of {counted(steps, 'step')} of {samples}"
+    return f"{phase.limit} of the {counted(phase.epochs * steps, 'step')} of {epochs}, with {samples} a step"
 
 
 def _wrong_length(record: RunRecord) -> str | None:
@@ -158,16 +160,14 @@ def _different_seed(record: RunRecord) -> str | None:
 
 
 def leftover(plan: RunPlan) -> str:
-    """Return a clause for a message: how many samples of each epoch are left over because they do not fill a batch."""
-    return ", then ".join(dict.fromkeys(map(_leftover, plan.phases)))
+    """Return a clause for a message: how many samples of each epoch do not fill a batch; "" if there are none."""
+    return ", then ".join(filter(None, dict.fromkeys(map(_leftover, plan.phases))))
 
 
 def _leftover(phase: SamplePlan) -> str:
     rest = phase.samples % phase.batch
-    if phase.orders:
-        return f"{counted(rest, 'sample')} of the sampler an epoch do not fill a batch and are left out"
-    does, waits = ("does", "waits") if rest == 1 else ("do", "wait")
-    return f"{counted(rest, 'sample')} an epoch {does} not fill a batch and {waits} for the next shuffle"
+    do, are = ("does", "is") if rest == 1 else ("do", "are")
+    return f"{counted(rest, 'sample')} of each epoch {do} not fill a batch and {are} left out of that epoch" if rest else ""
 
 
 def reached_the_end(record: RunRecord) -> tuple[Verdict, str]:

@@ -145,7 +145,9 @@ def _one_digest_of_two_states(record: RunRecord) -> str | None:
 
 
 def generators_restored(record: RunRecord) -> tuple[Verdict, str]:
-    """Check that each rank restored its random generators, or seeded them if the world size changed."""
+    """Check that each rank restored its random generators, or keyed (seeded) them if another number of ranks saved them.
+
+    A start without a snapshot also keys the generators, but is no restore."""
     if not record.trained:
         return "unknown", "no step was trained that counts"
     for restore in record.restores:
@@ -155,7 +157,8 @@ def generators_restored(record: RunRecord) -> tuple[Verdict, str]:
     if not recovers:
         return "pass", "nothing was restored from a snapshot"
     keyed = sum(recover.rng == "keyed" for recover in recovers)
-    return "pass", f"{len(recovers) - keyed} restored, {keyed} keyed for another number of ranks"
+    text = f"{len(recovers) - keyed} of {counted(len(recovers), 'restore')} with the generators as saved"
+    return "pass", text + (f", {keyed} keyed for another number of ranks" if keyed else "")
 
 
 def _wrong_generators(record: RunRecord, restore: Restore) -> str | None:

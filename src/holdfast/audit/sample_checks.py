@@ -149,7 +149,8 @@ def every_sample_trained_once(record: RunRecord) -> tuple[Verdict, str]:
     once = f"every sample exactly once but {missing} declared missing" if missing else "none repeated, missing or extra"
     if record.orders:
         once = f"those that the sampler returned, in its order{f', but {missing} declared missing' if missing else ''}"
-    return "pass", f"{of_samples}: {once}; {leftover(record.sample_plan)}{rest}"
+    left = leftover(record.sample_plan)
+    return "pass", f"{of_samples}: {once}{f'; {left}' if left else ''}{rest}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

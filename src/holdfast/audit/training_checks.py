@@ -17,7 +17,7 @@ from holdfast.audit.rank_session import RankSession
 from holdfast.audit.run_record import RunRecord
 from holdfast.audit.step_columns import Numbers, shared_part, whole_part
 from holdfast.audit.step_sets import without
-from holdfast.finding import Verdict, counted
+from holdfast.finding import SHOWN, Verdict, counted
 from holdfast.history.lineage import EVERY_STEP
 
 # What the results depend on, such as world sizes, each with the step from which on it was valid.
@@ -173,16 +173,20 @@ def _overlapping(sessions: Sequence[RankSession]) -> Iterator[tuple[RankSession,
 
 
 class _Difference(NamedTuple):
-    """The first step whose result in attempt `again` differs from its result in attempt `first`.
+    """The steps whose results in attempt `again` differ from their results in attempt `first`, in order.
 
-    `is_first` is True if it is also the first step that both attempts trained."""
+    `is_first` is True if the first of them is also the first step that both attempts trained."""
 
-    step: int
+    steps: tuple[int, ...]
     who: str
     what: str
     first: int
     again: int
     is_first: bool
+
+    @property
+    def step(self) -> int:
+        return self.steps[0]
 
 
 class _StepRange(NamedTuple):
@@ -202,6 +206,7 @@ class _Comparison:
     not_comparable: set[int] = field(default_factory=set)  # trained again, but never with the same past
     differences: list[_Difference] = field(default_factory=list)
     same_on_rank_0: set[int] = field(default_factory=set)
+    continued: dict[int, int] = field(default_factory=dict)  # attempts that repeated steps, with their first steps
 
 
 def repeated_steps_agree(record: RunRecord) -> tuple[Verdict, str]:
@@ -217,10 +222,7 @@ def repeated_steps_agree(record: RunRecord) -> tuple[Verdict, str]:
         if not (item.what == ONLY_BUFFERS and item.is_first and item.who in explained)
     ]
     if differences:
-        step, who, what, first, again, _ = min(differences, key=lambda item: (item.again, item.step, item.who))
-        text = f"{record.step_name(step)} came out with another {what} in attempt {again} than in {first} ({who})"
-        is_same_on_rank_0 = step in found.same_on_rank_0 and not any(item.who == "rank-0" for item in differences)
-        return "fail", text + (", but rank-0 came out the same" if is_same_on_rank_0 else "")
+        return "fail", _difference_text(record, found, differences)
     repeated = len(found.same | found.unknown)
     arguments = " or with other arguments" if len({*_commands(record).values()}) > 1 else ""
     other = counted(len(found.not_comparable), "step")
@@ -233,7 +235,30 @@ def repeated_steps_agree(record: RunRecord) -> tuple[Verdict, str]:
         return "unknown", text
     if not repeated:
         return "pass", f"no step was trained again by as many ranks{rest}" if rest else "no step was trained again"
-    return "pass", f"{repeated} of {counted(repeated, 'repeated step')} came out the same{rest}"
+    return "pass", f"{repeated} of {counted(repeated, 'repeated step')} came out the same; {_continued_text(found)}{rest}"
+
+
+def _difference_text(record: RunRecord, found: _Comparison, differences: Sequence[_Difference]) -> str:
+    first = min(differences, key=lambda item: (item.again, item.step, item.who))
+    differing = {step for item in differences for step in item.steps}
+    ranks = sorted({item.who for item in differences}, key=lambda who: int(who.removeprefix("rank-")))
+    repeated = len(found.same | found.unknown | differing)
+    is_same_on_rank_0 = first.step in found.same_on_rank_0 and "rank-0" not in ranks
+    return (
+        f"{len(differing)} of {counted(repeated, 'repeated step')} came out otherwise, on {_listed(ranks)}; first, "
+        f"{record.step_name(first.step)} came out with another {first.what} in attempt {first.again} than in {first.first}"
+        f"{', but rank-0 came out the same' if is_same_on_rank_0 else ''}; {_continued_text(found)}"
+    )
+
+
+def _continued_text(found: _Comparison) -> str:
+    """Return from which steps the attempts continued that repeated steps."""
+    return _listed([f"attempt {attempt} continued from step {step}" for attempt, step in found.continued.items()])
+
+
+def _listed(items: Sequence[str]) -> str:
+    rest = len(items) - SHOWN
+    return ", ".join(items[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _ranks_with_own_buffers(record: RunRecord) -> set[str]:
@@ -280,6 +305,8 @@ def _compare_repeated(record: RunRecord) -> _Comparison:
                 earlier[number, session.rank] = _add_range(earlier[number, session.rank], steps)
         again = {step for session in sessions for step in session.steps.step[session.steps.step < reached].tolist()}
         found.not_comparable |= again - compared
+        if compared and attempt != min(record.attempts):
+            found.continued[attempt] = _first_step(record, attempt)
         ends = (min(session.reached, record.trusted_end(attempt)) for session in sessions if len(session.steps))
         reached = max(reached, max(ends, default=0))
     return found
@@ -296,11 +323,15 @@ def _commands(record: RunRecord) -> dict[int, str | None]:
 
 
 def _variations(record: RunRecord, attempt: int) -> Iterator[tuple[int, int, object]]:
-    sessions = record.attempts[attempt]
-    start = max((s.first_step for s in sessions if s.recover and not record.has_joined(s)), default=0)
+    start = _first_step(record, attempt)
     for (first, what), (end, _) in pairwise([*record.memberships(attempt).variations(), (EVERY_STEP, None)]):
         if end > start:
             yield max(first, start), end, what
+
+
+def _first_step(record: RunRecord, attempt: int) -> int:
+    sessions = record.attempts[attempt]
+    return max((s.first_step for s in sessions if s.recover and not record.has_joined(s)), default=0)
 
 
 def _add_range(ranges: Sequence[_StepRange], added: _StepRange) -> list[_StepRange]:
@@ -329,9 +360,9 @@ def _compare(one: _StepRange, again: _StepRange, found: _Comparison) -> set[int]
     buffers = states & (earlier.steps.shared[a] == later.steps.shared[b])
     for what, differs in (("state", states & ~buffers), (ONLY_BUFFERS, buffers), ("loss", losses)):
         if differs.any():
-            step = int(steps[differs][0])
+            different = tuple(steps[differs].tolist())
             attempts = (earlier.attempt or 0, later.attempt or 0)
-            found.differences.append(_Difference(step, later.who, what, *attempts, is_first=bool(differs[0])))
+            found.differences.append(_Difference(different, later.who, what, *attempts, is_first=bool(differs[0])))
     found.unknown |= set(steps[unknown].tolist())
     same = set(steps[~unknown & ~states & ~losses].tolist())
     found.same |= same

@@ -22,8 +22,8 @@ from holdfast.memory import no_collection
 from holdfast.runs.histories import RunFacts, checkpoints_of, read_facts
 
 SEVERITY: Sequence[Verdict] = ("pass", "unknown", "fail")
-# Every check by name, in the order in which findings are shown.
-CHECKS: Mapping[str, Callable[[RunRecord], tuple[Verdict, str]]] = {
+# Every check by name, in the order in which findings are shown. A check that returns None is left out.
+CHECKS: Mapping[str, Callable[[RunRecord], tuple[Verdict, str] | None]] = {
     check.__name__: check
     for check in (
         history_checks.history_is_readable,
@@ -172,11 +172,12 @@ def _server_findings(
     return _run_checks(SERVER_CHECKS, served)
 
 
-def _run_checks(checks: Mapping[str, Callable[..., tuple[Verdict, str]]], record: object) -> tuple[Finding, ...]:
+def _run_checks(checks: Mapping[str, Callable[..., tuple[Verdict, str] | None]], record: object) -> tuple[Finding, ...]:
     findings: list[Finding] = []
     for name, check in checks.items():
         try:
-            findings.append(Finding(name, *check(record)))
+            if verdict := check(record):
+                findings.append(Finding(name, *verdict))
         except CannotTell as error:
             findings.append(Finding(name, "unknown", str(error)))
     return tuple(findings)

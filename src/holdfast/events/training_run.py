@@ -73,7 +73,7 @@ class Recover(NamedTuple):
     restored: int | None  # the step of the restored snapshot; null if none was restored
     epoch: int
     cursor: int
-    rng: str  # are the generators as saved? `restored`: yes, `none`: no, `keyed`: no generators were saved
+    rng: str  # `restored`: as saved, `none`: not as saved, `keyed`: nothing restored, or saved by another number of ranks
     seconds: float  # the time that the restore took
     passed_over: "Sequence[Mapping[str, JSON]]" = ()  # newer snapshots that could not be used, with the reasons
     state: str | None = None  # a digest of the protected state before the first step

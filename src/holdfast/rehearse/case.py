@@ -1,10 +1,12 @@
 """A difference between two runs, with the observations of their workers, and the form of its explanation. No I/O."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.rehearse.compare import Divergence, by_step, changed, lost
 from holdfast.train.observe.observations import Observed, UnprotectedValue, Window, windows
+from holdfast.train.state.plain_values import advice_for_value
 
 SHOWN = 4
 
@@ -39,6 +41,15 @@ class DivergenceCase:
         """The values outside `run.protect` that the kill lost: for each path (value in `reference`, value in `run`)."""
         reference = self.reference_window(self.first.step, self.first.rank)
         return lost(reference, self.first, self.unstable) if reference else {}
+
+    @property
+    def resumed(self) -> list[Window]:
+        """The first observation of each rank in the attempt in which the difference occurred."""
+        first: dict[int, Window] = {}
+        for window in windows(self.run):
+            if window.attempt == self.divergence.run.attempt:
+                first.setdefault(window.rank, window)
+        return list(first.values())
 
     def reference_window(self, step: int, rank: int) -> Window | None:
         """Return the observations of `step` and `rank` in the reference run, or None if there are none."""
@@ -82,7 +93,17 @@ def described(value: UnprotectedValue) -> str:
 
 def protection(path: str, value: UnprotectedValue) -> str:
     """Return advice on how to change the script so that the value at `path` is restored after a kill."""
-    return _TRAINING if path.endswith(".training") else _PROTECT[value.kind]
+    if path.endswith(".training"):
+        return _TRAINING
+    if value.kind not in _PROTECT:
+        return _OWN if value.type == "DTensor" else in_a_dict(path)
+    return _PROTECT[value.kind]
+
+
+def in_a_dict(path: str) -> str:
+    """Return advice to keep the tensor or number at `path` in a protected dict, of which each rank's values are saved."""
+    names = re.findall(r"[A-Za-z_]\w*", path.partition(" in ")[0])
+    return advice_for_value(names[-1] if names else "value")
 
 
 _OWN = "keep it in something with state_dict and load_state_dict, and name that in protect()"
@@ -95,6 +116,4 @@ _PROTECT = {
     "buffer": "register it with register_buffer(...), persistent, in a module that is protected",
     "generator": "draw from torch.rand, np.random or random, which the run keys for every step; or protect it, in a class "
     "with state_dict and load_state_dict",
-    "tensor": _OWN,
-    "value": _OWN,
 }

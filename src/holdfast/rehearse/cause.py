@@ -8,10 +8,18 @@ value, the value stays wrong, and is reported. Plain numbers are not, because th
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from holdfast.rehearse.case import Cause, DivergenceCase, described, listed, others, protection
+from holdfast.rehearse.case import Cause, DivergenceCase, described, in_a_dict, listed, others, protection
 from holdfast.rehearse.compare import by_step, changed
-from holdfast.rehearse.loop_counter import loop_counter, moved_counters
-from holdfast.train.observe.observations import Ending, Observed, UnprotectedValue, differing, is_tensor, windows
+from holdfast.rehearse.loop_counter import STATISTICS, loop_counter, moved_counters
+from holdfast.train.observe.observations import (
+    Ending,
+    Observed,
+    UnprotectedValue,
+    Window,
+    differing,
+    is_tensor,
+    windows,
+)
 
 _ONE_VALUE = re.compile(r"tensor (numpy )?\w+\[1?\] ")
 
@@ -44,8 +52,9 @@ def _fetched_ahead(case: DivergenceCase) -> Cause | None:
 
 
 def _not_put_back(case: DivergenceCase) -> Cause | None:
-    saved = case.reference_window(case.first.step, 0)
+    saved, own = (case.reference_window(case.first.step, rank) for rank in (0, case.first.rank))
     wrong = differing(saved.begun, case.first.begun) if saved else []
+    wrong = [path for path in wrong if own is None or own.begun.get(path) != case.first.begun.get(path)]
     if not wrong:
         return None
     return Cause(
@@ -149,6 +158,31 @@ def _other_data(case: DivergenceCase) -> Cause | None:
     )
 
 
+def _of_rank_0(case: DivergenceCase) -> Cause | None:
+    """Return a Cause if a protected value differs between ranks, and a rank got that of rank 0 back."""
+    wrong = {path: window.rank for window in case.resumed for path in _replaced_by_rank_0(case, window)}
+    if not wrong:
+        return None
+    return Cause(
+        word="differs between ranks",
+        why=f"{listed(list(wrong))} {'differs' if len(wrong) == 1 else 'differ'} between ranks, and of modules and own "
+        f"objects only rank 0's values are saved: rank {min(wrong.values())} continued with those of rank 0",
+        instead=in_a_dict(next(iter(wrong))),
+        evidence=("in the reference, the ranks had different values when this step began",),
+    )
+
+
+def _replaced_by_rank_0(case: DivergenceCase, window: Window) -> list[str]:
+    own, saved = (case.reference_window(window.step, rank) for rank in (window.rank, 0))
+    if own is None or saved is None:
+        return []
+    return [
+        path
+        for path in differing(own.begun, window.begun)
+        if window.begun.get(path) == saved.begun.get(path) and not path.endswith(STATISTICS)  # DDP sends these anyway
+    ]
+
+
 def _unknown(case: DivergenceCase) -> Cause:
     return Cause(
         word="unknown",
@@ -218,6 +252,7 @@ CHECKS = (
     _value,
     loop_counter,
     _other_data,
+    _of_rank_0,
     _unknown,
 )
 UNKILLED_CHECKS = (_entropy, _other_data, _other_start, _kernel)
