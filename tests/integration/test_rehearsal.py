@@ -69,6 +69,14 @@ def test_an_unprotected_value_that_did_not_come_back_is_noted_without_an_effect(
     assert any(line.startswith("note:") and "seen (int)" in line for line in rehearsed["exact"]["lines"])
 
 
+@pytest.mark.parametrize(("name", "is_noted"), [("digits", True), ("exact", False)])
+def test_a_script_for_several_ranks_that_is_rehearsed_with_one_is_noted(
+    name: str, is_noted: bool, rehearsed: dict[str, dict[str, Any]]
+) -> None:
+    note = "note: values that differ between ranks were not tested: rehearse with --workers 2"
+    assert (note in rehearsed[name]["lines"]) == is_noted
+
+
 @pytest.mark.parametrize(
     ("name", "word", "says"),
     [

@@ -30,9 +30,11 @@ from holdfast.supervise.supervisor import supervise
 from holdfast.supervise.verdict import RunVerdict
 from holdfast.train.observe import observations
 from holdfast.train.observe.observations import Kill, Observed, parse, windows
-from holdfast.train.observe.observer import REHEARSAL, Rehearsal
+from holdfast.train.observe.observer import REHEARSAL, SEVERAL_RANKS, Rehearsal
 
 REFERENCE, AGAIN, KILLED = "reference", "again", "killed"
+OBSERVATIONS = "rehearsal"  # a folder in that of each run
+UNTESTED = "values that differ between ranks were not tested: rehearse with --workers 2"
 Print = Callable[[str], None]
 SHORT_SECONDS = 5.0  # progress is printed only after this time
 _PROGRESS = re.compile(r"holdfast: step (\d+)")
@@ -106,6 +108,7 @@ def _compare_killed(
         began=began,
         cause=cause.of_forgotten(forgotten, reference, killed),
         forgotten=forgotten,
+        untested=runner.untested(),
         unseen="" if trained > per_epoch else f"no epoch ended in these steps: give --steps {per_epoch + 2} or more",
     )
 
@@ -120,12 +123,17 @@ class _Runner:
     preload: tuple[str, ...]
     print_line: Print
 
+    def untested(self) -> str:
+        """Return what the rehearsal of a script for several ranks leaves out if it has a single worker, else ""."""
+        is_for_several = (self.out / REFERENCE / OBSERVATIONS / SEVERAL_RANKS).exists()
+        return UNTESTED if is_for_several and self.config.workers == 1 else ""
+
     def run(self, name: str, kills: tuple[Kill, ...] = ()) -> list[Observed] | Rehearsed:
         """Run the script once; return the observations of its workers, or the rehearsal's result if the run failed."""
         folder = self.out / name
         failures = tuple(Failure(step=kill.step, kind="kill", targets=(kill.rank,)) for kill in kills)
         config = replace(self.config, failures=failures, max_restarts=len(kills))
-        observations_folder = folder / "rehearsal"
+        observations_folder = folder / OBSERVATIONS
         saves = tuple(sorted({kill.saved for kill in kills}))
         order = Rehearsal(folder=str(observations_folder.resolve()), steps=self.steps, saves=saves)
         about = "before steps " + ", ".join(str(kill.step) for kill in kills) if kills else "without a failure"

@@ -21,6 +21,7 @@ class Rehearsed:
     divergence: Divergence | None = None
     cause: Cause | None = None
     forgotten: dict[str, UnprotectedValue] | None = None  # values outside `run.protect` that kills lost without effect
+    untested: str = ""  # what a single worker leaves untested
     unseen: str = ""  # why the rehearsal was too short
 
 
@@ -33,8 +34,7 @@ def lines(result: Rehearsed) -> Iterator[str]:
         if named := [f"{path} ({value.type})" for path, value in (result.forgotten or {}).items()]:
             text = ", ".join(named[:SHOWN]) + (f" and {len(named) - SHOWN} more" if len(named) > SHOWN else "")
             yield f"note: not protected and different after a kill, without an effect so far: {text}"
-        if result.unseen:
-            yield f"note: {result.unseen}"
+        yield from (f"note: {note}" for note in (result.untested, result.unseen) if note)
         return
     if result.divergence:
         yield from _difference(result.divergence)

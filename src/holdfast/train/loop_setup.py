@@ -338,6 +338,8 @@ class LoopSetup:
     def _make_observer(self, protected: Protected, dataset: MapDataset, place: RankPlacement) -> StepObserver | None:
         if self.rehearsal is None:
             return None
+        if self.models or protected.is_sharded:
+            self.rehearsal.note_several_ranks()
         live = self.live
         joined = (lambda: live.coordination.number) if live and live.is_joining else (lambda: 0)
         return StepObserver(self.rehearsal, protected, dataset, lambda: place.rank, self.number, joined)

@@ -27,6 +27,7 @@ from holdfast.train.state.protected import Protected
 from holdfast.train.state.save import CheckpointSaver
 
 REHEARSAL = "HOLDFAST_REHEARSAL"
+SEVERAL_RANKS = "several-ranks"  # a file in the folder of observations: the script is written for several ranks
 LIVES = 1000  # memberships of one attempt, at most
 
 
@@ -37,6 +38,11 @@ class Rehearsal:
     folder: str  # for the observations
     steps: int | None = None
     saves: tuple[int, ...] = ()
+
+    def note_several_ranks(self) -> None:
+        """Record that the script replicates or shards a model, so that it can train with several ranks."""
+        Path(self.folder).mkdir(parents=True, exist_ok=True)
+        (Path(self.folder) / SEVERAL_RANKS).touch()
 
     def to_text(self) -> str:
         return json.dumps({"folder": self.folder, "steps": self.steps, "saves": self.saves})
