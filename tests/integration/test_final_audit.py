@@ -57,6 +57,9 @@ def test_a_run_whose_loop_counts_by_itself_ends_with_a_failed_audit_and_status_3
         assert "state of the buffers, such as BatchNorm's averages, but with the same parameters" in ran.stdout
         assert f"next: holdfast rehearse {tmp_path / 'train.py'} names the first tensor that differs" in ran.stdout
         assert ran.stdout.splitlines()[-1] == f"run: {tmp_path / 'out'}"
+    audited = start_command("audit", tmp_path / "out")
+    assert audited.wait() == 1, audited.stderr
+    assert f"next: holdfast rehearse {tmp_path / 'train.py'} names" in audited.stdout
 
 
 def test_a_correct_run_ends_with_a_passed_audit(start_command: StartCommand, tmp_path: Path) -> None:

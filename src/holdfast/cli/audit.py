@@ -30,11 +30,14 @@ def audit(
 ) -> None:
     """Check, from the history of a run, that it trained every sample exactly once or declared it lost. Example: holdfast audit runs/train"""
     from holdfast.audit.verdicts import audit_run, worst
+    from holdfast.cli.final_audit import next_steps
     from holdfast.runs.histories import open_history
 
     with open_history(path, node_folders or ()) as history:
         findings = audit_run(history.files, history.facts)
     print_findings(findings)
+    for step in next_steps(findings, history.config):
+        say(f"next: {step}")
     raise typer.Exit(0 if worst(findings) == "pass" else 1)
 
 

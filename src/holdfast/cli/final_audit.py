@@ -72,15 +72,20 @@ def as_lines(findings: Sequence["Finding"], config: "RunConfig", command: str) -
     if verdict == "pass":
         return FinalAudit(("audit: pass",))
     found = {finding.check: finding.because for finding in findings if finding.verdict == verdict}
-    steps = []
-    if verdict == "fail":
-        if "repeated_steps_agree" in found:
-            steps.append(f"{_rehearsal(config)} names the first tensor that differs, and the likely cause")
-        steps += [_NEXT[check] for check in found if check in _NEXT]
-    steps.append(f"{command} shows every check")
+    steps = [*next_steps(findings, config), f"{command} shows every check"]
     reasons = [f"  {check.replace('_', ' ')}: {because}" for check, because in found.items()]
     lines = [f"audit: {verdict}", *reasons, *(f"  next: {step}" for step in steps)]
     return FinalAudit(tuple(lines), AUDIT_FAILED if verdict == "fail" else 0)
+
+
+def next_steps(findings: Sequence["Finding"], config: "RunConfig | None") -> list[str]:
+    """Return what to do about the checks that failed. `config` has the settings of the run, if they are known."""
+    failed = [finding.check for finding in findings if finding.verdict == "fail"]
+    rehearsal = [f"{_rehearsal(config)} names the first tensor that differs, and the likely cause"] if config else []
+    return [
+        *(rehearsal if "repeated_steps_agree" in failed else []),
+        *(_NEXT[check] for check in failed if check in _NEXT),
+    ]
 
 
 def _rehearsal(config: "RunConfig") -> str:
