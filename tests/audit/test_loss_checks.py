@@ -15,7 +15,7 @@ from holdfast.events import Event, Regroup, Step
 
 
 def recoveries(events: list[Event]) -> Finding:
-    return found(audit(events), "losses_are_declared")
+    return found(audit(events), "lost_workers_are_declared")
 
 
 def is_step(*steps: int, of: int | None = None) -> Callable[[str, Any], bool]:

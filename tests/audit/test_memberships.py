@@ -16,7 +16,7 @@ from holdfast.runs.histories import RunFacts
 def test_a_run_that_lost_a_member_passes_and_counts_the_missing_samples() -> None:
     findings = audit(FakeLiveRun(2).ends().events, RunFacts("forward"))
     assert worst(findings) == "pass"
-    lost = found(findings, "losses_are_declared").because
+    lost = found(findings, "lost_workers_are_declared").because
     assert lost == "1: member 2 lost at step 6, 2 samples declared missing"
     assert "every sample exactly once but 2 declared missing" in found(findings, "every_sample_trained_once").because
 
@@ -36,23 +36,23 @@ def test_a_lossy_run_without_its_declaration_fails() -> None:
     run = FakeLiveRun(2).ends()
     assert worst(audit(run.without(is_regroup))) == "fail"
     quiet = run.with_other(is_regroup, missing=())
-    assert found(audit(quiet), "losses_are_declared").because == (
+    assert found(audit(quiet), "lost_workers_are_declared").because == (
         "rank-0 declares 0 samples of step 6 missing in membership 1 of attempt 1, but the step lacks 2 samples: "
         "member 2 was lost in it"
     )
     others = run.with_other(is_regroup, missing=(81, 82))
     assert "missing in membership 1 of attempt 1, but the step lacks 2 samples" in (
-        found(audit(others), "losses_are_declared").because
+        found(audit(others), "lost_workers_are_declared").because
     )
     skipped = FakeLiveRun(1, 2, strategy="skip").ends().with_other(is_regroup, missing=(81,))
-    assert found(audit(skipped), "losses_are_declared").because.endswith(
+    assert found(audit(skipped), "lost_workers_are_declared").because.endswith(
         "but the step lacks 8 samples: members 1, 2 were lost in it"
     )
 
 
 def test_a_run_that_recovers_by_restart_has_no_live_recoveries(tmp_path: Path) -> None:
     run = FakeLiveRun(2).ends()
-    assert "recovers by 'restart'" in found(audit(run.events, RunFacts("restart")), "losses_are_declared").because
+    assert "recovers by 'restart'" in found(audit(run.events, RunFacts("restart")), "lost_workers_are_declared").because
     write_history(tmp_path / "history", run.files)
     for recovery, verdict in (("restart", "fail"), ("forward", "pass"), ("skip", "fail")):
         (tmp_path / "run.json").write_text(json.dumps({"recovery": recovery}))
@@ -90,7 +90,7 @@ def test_a_step_that_a_lost_member_finished_alone_does_not_count() -> None:
     run.says(2, alone.share(2, LOST_AT, digest("alone") + digest("own")))
     assert worst(audit(run.ends().events)) == "pass"
     run.says(2, alone.share(2, LOST_AT + 1, digest("shared", LOST_AT + 1) + digest("own")))
-    assert "continues after it was lost" in found(audit(run.events), "losses_are_declared").because
+    assert "continues after it was lost" in found(audit(run.events), "lost_workers_are_declared").because
 
 
 def test_a_skipped_step_leaves_the_state_unchanged() -> None:
@@ -99,19 +99,19 @@ def test_a_skipped_step_leaves_the_state_unchanged() -> None:
         lambda who, what: isinstance(what, Step) and what.step == LOST_AT,
         state=digest("shared", LOST_AT) + digest("own"),
     )
-    assert "declared skipped" in found(audit(moved), "losses_are_declared").because
+    assert "declared skipped" in found(audit(moved), "lost_workers_are_declared").because
 
 
 def test_a_member_that_joins_rolls_nothing_back_and_begins_with_what_the_others_have() -> None:
     run = FakeLiveRun(2).joins(2).ends()
     findings = audit(run.events)
     assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
-    assert "member 2 joined at step 7" in found(findings, "losses_are_declared").because
+    assert "member 2 joined at step 7" in found(findings, "lost_workers_are_declared").because
     other = run.with_other(
         lambda who, what: isinstance(what, Recover) and what.restored == LOST_AT + 1,
         fingerprint=digest("another") + digest("own"),
     )
-    assert "not those after step 6" in found(audit(other), "losses_are_declared").because
+    assert "not those after step 6" in found(audit(other), "lost_workers_are_declared").because
     uninvited = run.without(lambda who, what: isinstance(what, Regroup) and what.number == 2)
     assert "started attempt 1 after attempt 1" in found(audit(uninvited), "every_start_is_an_attempt").because
 
@@ -202,7 +202,7 @@ def test_a_process_killed_before_it_joined_was_not_a_member() -> None:
     run.files["rank-2"].pop()
     findings = audit(run.joins(2).ends().events)
     assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
-    assert "member 2 joined at step 7" in found(findings, "losses_are_declared").because
+    assert "member 2 joined at step 7" in found(findings, "lost_workers_are_declared").because
     waiting = FakeLiveRun(2)
     waiting.begins(2, LOST_AT + 1, 2)
     waiting.files["rank-2"].pop()
@@ -228,7 +228,7 @@ def asleep(*, wakes: bool = True) -> FakeLiveRun:
 def test_a_suspended_member_loses_nothing(wakes: bool) -> None:
     findings = audit(asleep(wakes=wakes).ends().events, RunFacts("forward"))
     assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
-    said = found(findings, "losses_are_declared").because
+    said = found(findings, "lost_workers_are_declared").because
     assert "member 2 suspended at step 6" in said
     assert ("member 2 joined at step 7" in said) is wakes
     assert "none repeated, missing or extra" in found(findings, "every_sample_trained_once").because

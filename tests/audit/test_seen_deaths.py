@@ -37,7 +37,7 @@ def put_to_sleep(event: Event) -> Event:
 
 
 def losses(run: FakeLiveRun) -> Finding:
-    return found(audit(run.events, RunFacts("forward")), "losses_are_declared")
+    return found(audit(run.events, RunFacts("forward")), "lost_workers_are_declared")
 
 
 def passes(run: FakeLiveRun) -> bool:
@@ -135,4 +135,4 @@ def test_where_nothing_is_reduced_the_others_may_be_further_than_a_dead_worker()
     run.files["rank-2"] = [e for e in run.files["rank-2"] if not (isinstance(e.what, Step) and e.what.step > 3)]
     assert losses(seen(run, dead(3))).verdict == "fail"
     idle = run.with_other(lambda _, what: isinstance(what, Step) and what.step in (4, 5), reduced=0, held=1)
-    assert found(audit(idle, RunFacts("forward")), "losses_are_declared").verdict == "pass"
+    assert found(audit(idle, RunFacts("forward")), "lost_workers_are_declared").verdict == "pass"

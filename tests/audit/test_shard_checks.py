@@ -31,7 +31,7 @@ def partial_run(declared: Reassembled | None, strategy: str = "partial") -> Fake
 
 
 def finding(declared: Reassembled | None, strategy: str = "partial") -> Finding:
-    return found(audit(partial_run(declared, strategy).events), "losses_are_declared")
+    return found(audit(partial_run(declared, strategy).events), "lost_workers_are_declared")
 
 
 def reassembled(**fields: Any) -> Reassembled:
@@ -42,7 +42,7 @@ def reassembled(**fields: Any) -> Reassembled:
 def test_a_declared_shard_passes_and_is_described() -> None:
     run = partial_run(reassembled(rounded="bfloat16"))
     assert worst(audit(run.events)) == "pass"
-    because = found(audit(run.events), "losses_are_declared").because
+    because = found(audit(run.events), "lost_workers_are_declared").because
     assert (
         "its shard from weights gathered in step 5 and the snapshot of step 4 (weights rounded to bfloat16)" in because
     )

@@ -37,7 +37,8 @@ class TestUnknownArguments:
     def test_of_both_attempts_are_the_same(self) -> None:
         run = TwoRankRun().trains(1, None, 12).saves(1, 10).trains(2, 10, 17).stops(2, 17)
         run.events = changed(run.events, is_a(Plan), command=None)
-        assert run.found("repeated_steps_agree") == ("pass",
+        assert run.found("repeated_steps_agree") == (
+            "pass",
             "2 of 2 repeated steps came out the same; attempt 2 continued from step 10",
         )
 

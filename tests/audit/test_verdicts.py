@@ -43,6 +43,7 @@ from holdfast.sampler.plan import Position, SamplePlan
 
 LENGTH = 10  # windows in an epoch of the histories below
 PLAN = SamplePlan(samples=167, batch=16, epochs=3, seed=11)
+WITHOUT_WITNESSES = [check for check in CHECKS if check != "no_corruption_remains"]
 EVERY = 4  # steps between the commits of a life
 assert PLAN.steps_per_epoch == LENGTH
 
@@ -176,7 +177,7 @@ def test_a_run_that_was_killed_three_times_passes_every_check() -> None:
         "restores_only_committed": "10 restores, 9 committed steps",
         "restored_states_agree": "10 of 10 restores continued with what was committed",
         "generators_restored": "3 of 10 restores with the generators as saved, 7 keyed for another number of ranks",
-        "losses_are_declared": "no worker was lost or joined while the others continued",
+        "lost_workers_are_declared": "no worker was lost or joined while the others continued",
         "every_step_follows_the_last": "30 steps from epoch 0 cursor 0 to epoch 2 cursor 9",
         "all_ranks_report_every_step": "30 steps reported by all ranks of their world",
         "every_sample_trained_once": f"30 steps of 16 samples: none repeated, missing or extra; {left}",
@@ -200,7 +201,7 @@ def test_an_unfinished_run_is_unknown_and_its_progress_is_named() -> None:
     }
     assert worst(findings) == "unknown"
     samples = next(finding for finding in findings if finding.check == "every_sample_trained_once")
-    assert samples.because.endswith("next shuffle; 1 step not reported by all ranks or not committed yet")
+    assert samples.because.endswith("left out of that epoch; 1 step not reported by all ranks or not committed yet")
 
 
 @pytest.mark.parametrize("lived", [0, 1, 2])
@@ -798,11 +799,21 @@ class TestOnePlan:
             "no plan event says which samples to train",
         )
 
-    @pytest.mark.parametrize(("samples", "left"), [(160, "0 samples an epoch do"), (161, "1 sample an epoch does")])
-    def test_what_is_left_over_of_an_epoch_is_a_number(self, samples: int, left: str) -> None:
-        history = life((2, 30), plan=replace(PLAN, samples=samples))
+    def test_samples_that_an_epoch_leaves_out_are_counted(self) -> None:
+        history = life((2, 30), plan=replace(PLAN, samples=161))
         for check in (self.check, "every_sample_trained_once"):
-            assert f"; {left} not fill a batch and wait" in found(check, history)[1]
+            left = "; 1 sample of each epoch does not fill a batch and is left out of that epoch"
+            assert found(check, history)[1].endswith(left)
+
+    def test_nothing_is_said_of_left_out_samples_if_there_are_none(self) -> None:
+        history = life((2, 30), plan=replace(PLAN, samples=160))
+        assert found(self.check, history)[1] == "1 attempt by one plan: 3 epochs of 10 steps of 16 samples"
+        assert found("every_sample_trained_once", history)[1].endswith("none repeated, missing or extra")
+
+    def test_a_run_that_ends_inside_an_epoch_is_described_by_its_steps(self) -> None:
+        history = changed(life((2, 27)), is_a(Plan), limit=28)
+        text = "1 attempt by one plan: 28 of the 30 steps of 3 epochs, with 16 samples a step;"
+        assert found(self.check, history)[1].startswith(text)
 
 
 class TestReachedTheEnd:
@@ -955,7 +966,8 @@ class TestRepeatedStepsAgree:
     def test_steps_trained_again_by_the_first_number_of_ranks_are_compared_over_what_lies_between(self) -> None:
         history = life((4, 11), (3, 10), (4, 30))  # attempt 3 goes back to step 8 as attempt 2 did
         assert found(self.check, history)[1] == (
-            "4 of 4 repeated steps came out the same; attempt 3 continued from step 8; 3 steps trained again by another number of ranks"
+            "4 of 4 repeated steps came out the same; attempt 3 continued from step 8; "
+            "3 steps trained again by another number of ranks"
         )
 
     def test_without_fingerprints_it_is_unknown(self) -> None:
@@ -1040,4 +1052,4 @@ class TestFromOutside:
         far = changed(KILLED, lambda each: getattr(each.what, "attempt", 0) == 4, attempt=1 << 62)
         death = Detect(1, 2, 2, "signal", "", exit=-9, step=12)
         told = by("supervisor", Open(2), Launch(1, 4), death, Judged("completed", 1, ""))
-        assert found("losses_are_declared", [*far, *told])[0] == "pass"
+        assert found("lost_workers_are_declared", [*far, *told])[0] == "pass"

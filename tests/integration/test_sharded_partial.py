@@ -51,7 +51,7 @@ def test_a_lost_shard_has_the_weights_of_the_last_gather_and_the_moments_of_the_
     assert within_steps == [([before], {"snapshot"}), ([before, now], {"snapshot"}), ([now], {"snapshot"})]
     assert set(after_save) <= {before, now}  # the others may have begun the next forward
     assert 0 < distance(reference.out, job.out) < 0.1
-    (audited,) = [found.because for found in audit_run(job.out) if found.check == "losses_are_declared"]
+    (audited,) = [found.because for found in audit_run(job.out) if found.check == "lost_workers_are_declared"]
     assert "its shard from weights gathered in step 5 and the snapshot of step 5" in audited
 
 

@@ -167,7 +167,11 @@ def leftover(plan: RunPlan) -> str:
 def _leftover(phase: SamplePlan) -> str:
     rest = phase.samples % phase.batch
     do, are = ("does", "is") if rest == 1 else ("do", "are")
-    return f"{counted(rest, 'sample')} of each epoch {do} not fill a batch and {are} left out of that epoch" if rest else ""
+    return (
+        f"{counted(rest, 'sample')} of each epoch {do} not fill a batch and {are} left out of that epoch"
+        if rest
+        else ""
+    )
 
 
 def reached_the_end(record: RunRecord) -> tuple[Verdict, str]:

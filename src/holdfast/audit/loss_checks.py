@@ -22,7 +22,7 @@ from holdfast.finding import SHOWN, Verdict, counted
 from holdfast.runs.config import REPLACING
 
 
-def losses_are_declared(record: RunRecord) -> tuple[Verdict, str]:
+def lost_workers_are_declared(record: RunRecord) -> tuple[Verdict, str]:
     """Check that surviving workers recorded each lost worker, and exactly the samples that its loss left untrained."""
     for memberships in record.live_attempts:
         if error := next(_wrong_declarations(record, memberships), None):

@@ -235,7 +235,10 @@ def repeated_steps_agree(record: RunRecord) -> tuple[Verdict, str]:
         return "unknown", text
     if not repeated:
         return "pass", f"no step was trained again by as many ranks{rest}" if rest else "no step was trained again"
-    return "pass", f"{repeated} of {counted(repeated, 'repeated step')} came out the same; {_continued_text(found)}{rest}"
+    return (
+        "pass",
+        f"{repeated} of {counted(repeated, 'repeated step')} came out the same; {_continued_text(found)}{rest}",
+    )
 
 
 def _difference_text(record: RunRecord, found: _Comparison, differences: Sequence[_Difference]) -> str:
