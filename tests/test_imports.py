@@ -107,6 +107,7 @@ MAY_IMPORT: dict[str, list[str]] = {
         "runs",
         "supervise",
         "train.observe",
+        "train.state",
     ],
     "advice": ["blocks", "cost", "errors", "events"],
     "server.audit": ["blocks", "errors", "events", "finding", "history", "sampler"],
