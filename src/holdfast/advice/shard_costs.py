@@ -66,7 +66,7 @@ class ShardCosts:
 
     def lines(self, lost: Fraction) -> list[str]:
         """Return sentences on the costs, and on the time between failures below which `replay` costs less than `partial`."""
-        again = ", which the steps of this run contain" if self.in_step else ""
+        again = ", which the steps of this run contain" if self.in_step else ", which is counted in full"
         share = f", {self.delay / self.step:.2g} of a step" if self.delay else ""
         lines = [
             f"The model is sharded, so forward and skip are not possible. It has {self.parameters:.3g} parameters ({self.basis}) "

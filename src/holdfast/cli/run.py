@@ -113,7 +113,7 @@ def run(
         int | None,
         _recovery(
             help="Steps between two comparisons of the states of all workers. If a bit has flipped, the run restarts from a "
-            "snapshot saved before the flip. Needs replicated models, or --recovery replay.",
+            "snapshot saved before the flip. Needs replicated models, hybrid sharding, or --recovery replay.",
             show_default="never",
         ),
     ] = None,

@@ -302,7 +302,7 @@ class LoopSetup:
             return compared
         raise BadInput(
             "--witness-every compares the copies of a state, and this run has only one: it needs models of run.replicate, or, "
-            "for a sharded model, hybrid sharding or --recovery replay. Leave it out."
+            "for a sharded model, hybrid sharding or --recovery replay over gloo. Leave it out."
         )
 
     def _shards_with_replicas(self) -> Callable[[], ComparedState] | None:
