@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import holdfast as hf
-from holdfast.blocks.own_policy import own_ranking, own_rankings, urgency
+from holdfast.blocks.own_policy import defines_policy, own_ranking, own_rankings, urgency
 from holdfast.blocks.policy import BlockInfo, Policy
 from holdfast.cli import app
 from holdfast.errors import BadInput
@@ -155,6 +155,10 @@ def test_equal_numbers_are_saved_in_the_order_of_the_last_save_and_of_the_blocks
     policy = Policy(ranking=str(path), interval=8, fraction=Fraction(1, 2))
     info = BlockInfo(np.ones(4), np.ones(4), np.array([3, 2, 1, 2]), np.ones(4, int))
     assert policy.choose(4, info).ids.tolist() == [1, 2]
+
+
+def test_a_built_in_workload_and_a_file_with_a_model_are_no_policies(policy_file: Path) -> None:
+    assert [defines_policy(name) for name in ("mlr-digits", PAGERANK, str(policy_file))] == [False, False, True]
 
 
 def test_two_policy_files_of_the_same_name_are_refused(tmp_path: Path) -> None:

@@ -38,7 +38,9 @@ def own_rankings(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def defines_policy(path: str) -> bool:
-    """Return True if the user's Python file `path` defines a policy, and no workload."""
+    """Return True if `path` is a Python file of the user that defines a policy, and no workload."""
+    if not is_file(path):  # the name of a built-in workload
+        return False
     module = import_file(Path(path))
     return hasattr(module, FUNCTION) and not hasattr(module, "workload")
 
