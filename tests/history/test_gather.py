@@ -11,7 +11,7 @@ from holdfast.errors import Corrupt, StorageFailed
 from holdfast.events import Attempt, Commit, Done, Launch, Restart, Seconds, Step, What
 from holdfast.history import fold, gather
 from holdfast.history.folded import StepRun
-from holdfast.history.gather import gather_files, last_attempt, send
+from holdfast.history.gather import gather_files, last_attempt, send, sizes_of_ranks
 from holdfast.history.log import HistoryWriter, read_history, stream_blocks, stream_history
 from holdfast.sampler.digest import Samples
 
@@ -108,6 +108,25 @@ def test_sending_again_writes_only_what_is_new(tmp_path: Path, tell, monkeypatch
     assert len(written) <= 3
     with gather_files([], store) as (fetched,):
         assert fetched.read_bytes() == path.read_bytes()
+
+
+def test_a_file_is_sent_as_it_was_before_the_workers_started(tmp_path: Path, tell, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """A part of an attempt would look like a rank that left out steps, if its node is lost later."""
+    monkeypatch.setattr(gather, "PIECE", 200)
+    store, history = DirectoryStore(tmp_path / "store"), tmp_path / "a" / "history"
+    tell("a", "rank-0", *(Done(1, step) for step in range(10)))
+    tell("a", "supervisor-0", Launch(1, 2))
+    before, earlier = sizes_of_ranks(history), (history / "rank-0.jsonl").read_bytes()
+    tell("a", "rank-0", *(began(2, 0) for _ in range(10)))
+    tell("a", "rank-1", began(2, 1))
+    tell("a", "supervisor-0", Restart(2, 2))
+    send(history, store, before)
+    with gather_files([], store) as (rank, supervisor):
+        assert rank.read_bytes() == earlier
+        assert supervisor.read_bytes() == (history / "supervisor-0.jsonl").read_bytes()
+    send(history, store)
+    with gather_files([], store) as files:
+        assert [file.read_bytes() for file in files] == [file.read_bytes() for file in sorted(history.iterdir())]
 
 
 def test_what_a_power_cut_took_back_is_taken_back_in_the_store(tmp_path: Path, tell, monkeypatch) -> None:  # type: ignore[no-untyped-def]

@@ -29,20 +29,31 @@ _SEGMENT = re.compile(r"histories/segments/(\d{6,})-rank-(\d+)-to-(\d+)/([0-9a-f
 _NAME = re.compile(r"histories/(\w[\w.-]*\.jsonl)/([0-9a-f]{16})/(\d{8})", re.ASCII)
 
 
-def send(history: Path, store: "Store") -> None:
-    """Upload every history file in the folder `history` to the store; only new lines and segments are sent."""
+def sizes_of_ranks(history: Path) -> dict[str, int]:
+    """Return the sizes of the rank files in the folder `history`, by name."""
+    return {path.name: path.stat().st_size for path in history.glob("rank-*.jsonl")}
+
+
+def send(history: Path, store: "Store", until: Mapping[str, int] | None = None) -> None:
+    """Upload every history file in the folder `history` to the store; only new lines and segments are sent.
+
+    With `until`, rank files are sent up to these sizes only: a part of an attempt would look to the audit like a rank that
+    left out steps, while an attempt that is absent is known to be unknown."""
     names = store.names("histories/")
     _send_segments(history / SEGMENTS, {*names}, store)
     sent = _pieces_by_file(names)
     for path in sorted(history.glob("*.jsonl")):
-        if digest := _first_line_digest(path):
-            pieces, last = sent.get((path.name, digest), []), path.stat().st_size // PIECE
+        size = path.stat().st_size
+        if until is not None and path.name.startswith("rank-"):
+            size = min(size, until.get(path.name, 0))
+        if size and (digest := _first_line_digest(path)):
+            pieces, last = sent.get((path.name, digest), []), size // PIECE
             whole = folded(path)
             # The last piece may have been sent when the file was shorter.
             for number in range(min(max(pieces, default=0), last), last + 1):
                 is_folded = number < last and (number + 1) * PIECE <= whole.end
                 if not is_folded:
-                    data = b"".join(whole.read(number * PIECE, (number + 1) * PIECE))
+                    data = b"".join(whole.read(number * PIECE, min((number + 1) * PIECE, size)))
                     store.put(_piece_name(path.name, digest, number), [data])
                 elif number == 0:
                     store.put(_piece_name(path.name, digest, number), [first_line(path)])

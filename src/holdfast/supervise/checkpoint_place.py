@@ -6,7 +6,7 @@ The store is only used in child processes (see `child_call.py`).
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -114,11 +114,13 @@ class Checkpoints:
                 advice = "--out is not shared by the nodes. Give --checkpoints, a directory or s3://... that all reach"
             raise BadInput(f"a file that another node wrote to {self} is not there: {advice}.")
 
-    def send(self) -> None:
-        """Start to upload this node's history files to `place` in a child process, unless an upload is in progress."""
+    def send(self, until: Mapping[str, int] | None = None) -> None:
+        """Start to upload this node's history files to `place` in a child process, unless an upload is in progress.
+
+        With `until`, the rank files are uploaded up to these sizes only (see `gather.send`)."""
         self._sending = [call for call in self._sending if not call.is_done()]
         if self.place is not None and not self._sending:
-            self._sending.append(self._call(lambda store: gather.send(self.out / "history", store)))
+            self._sending.append(self._call(lambda store: gather.send(self.out / "history", store, until)))
 
     def finish_sending(self) -> None:
         """Wait for the upload that `send` started; raise its error if it failed."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from holdfast.errors import HoldfastError
 from holdfast.events import SECOND_SIGNAL, SUPERVISED_ONLY, Judged, Preempt, Restart
 from holdfast.finding import counted
+from holdfast.history import gather
 from holdfast.history.tail import Finish, finish
 from holdfast.process import PREEMPTED
 from holdfast.progress import Phase
@@ -142,6 +143,7 @@ class RunLoop:
         self._pool.begin_attempt()
         self._remote = RemoteProgress()
         self._membership = self._controller(round)
+        earlier = gather.sizes_of_ranks(self._out / "history")
         if standby:
             self._pool.running = standby
         else:
@@ -160,7 +162,7 @@ class RunLoop:
         restarts = f"; {left} of {counted(self._policy.limit, 'restart')} left" if self._restarts else ""
         started = round.started(workers, standby=bool(standby))
         self._display.say(f"attempt {self._attempt}: {started}{restarts}")
-        self._checkpoints.send()  # what earlier attempts left, while the workers train
+        self._checkpoints.send(earlier)  # what earlier attempts left, while the workers train
         return None
 
     def _ended_by_others(self, text: str) -> RunVerdict:
