@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from holdfast.errors import StorageFailed
-from holdfast.events import Commit, Launch, Plan, Preempt, Recover, Restart, Seconds, Step, line
+from holdfast.events import Attempt, Commit, Launch, Plan, Preempt, Recover, Restart, Seconds, Step, line
 from holdfast.history.follow import GrowingFile
 from holdfast.history.log import HistoryWriter, recall
 from holdfast.runs.config import RunConfig
@@ -146,6 +146,38 @@ def test_the_last_status_line_is_printed_once_unless_there_was_progress(tmp_path
             history.append(Commit(1, 5, 1))
         display.refresh(now=True)
         assert text.getvalue().count("step 5") == 2
+
+
+def test_a_node_without_the_history_of_rank_0_shows_the_progress_of_its_own_rank(tmp_path: Path) -> None:
+    """It had rank 0 in attempt 1, when it was alone; in attempt 2, rank 0 is on the node that returned."""
+    text = io.StringIO()
+    with (
+        Display(Console(file=text, width=200), tmp_path, "supervisor-1", RestartPolicy(3, None)) as display,
+        HistoryWriter(tmp_path, "supervisor-1") as supervisor,
+        HistoryWriter(tmp_path, "rank-0") as rank_0,
+        HistoryWriter(tmp_path, "rank-1") as rank_1,
+    ):
+        display.follow(0)
+        for history, events in (
+            (supervisor, [Launch(1, 1)]),
+            (rank_0, [Attempt(1, 1, 0, 7), Recover(1, None, 0, 0, "", 0.0), step(4), Commit(1, 5, 1)]),
+        ):
+            for event in events:
+                history.append(event)
+            history.flush()
+        display.refresh(now=True)
+        display.follow(1)
+        for history, events in (
+            (supervisor, [Restart(2, 1)]),
+            (rank_1, [Attempt(2, 2, 1, 8), Recover(2, 5, 0, 5, "", 0.0), *(step(number) for number in range(5, 9))]),
+        ):
+            for event in events:
+                history.append(event)
+            history.flush()
+        display.refresh(now=True)
+    before, after = text.getvalue().splitlines()
+    assert before.startswith("holdfast: step 5 ·")
+    assert after == "holdfast: step 9 · 1 restart · 1 worker"
 
 
 def test_on_a_terminal_one_line_changes_and_output_scrolls_above_it(tmp_path: Path) -> None:

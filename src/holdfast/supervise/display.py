@@ -110,6 +110,7 @@ class StatusTotals:
     began: float
     restarts: RestartPolicy
     run: Lineage = field(default_factory=Lineage)
+    knows_saves: bool = True  # the events are of rank 0, which alone records saves
     _first: int | None = None  # steps committed before
 
     def add(self, what: What) -> None:
@@ -130,26 +131,26 @@ class StatusTotals:
         steps = plan.steps if plan and plan.batch else 0
         every = plan.save_every if plan else 0
         in_flight = max(0, self.run.reached // every - self.committed // every) if every > 0 else 0
-        left = f"{counted(self.run.restarts, 'restart')}, {self.restarts.left(self.committed)} left"
-        return " · ".join(
-            [
-                f"step {self.run.reached}" + (f" of {steps}" if steps else ""),
-                *goodput,
-                left,
-                f"{counted(in_flight, 'save')} in flight",
-                f"committed {self.committed}",
-                counted(self.run.workers, "worker"),
-            ]
-        )
+        restarts = counted(self.run.restarts, "restart")
+        reached = f"step {self.run.reached}" + (f" of {steps}" if steps else "")
+        workers = counted(self.run.workers, "worker")
+        if not self.knows_saves:
+            return f"{reached} · {restarts} · {workers}"
+        left = f"{restarts}, {self.restarts.left(self.committed)} left"
+        saves = f"{counted(in_flight, 'save')} in flight", f"committed {self.committed}"
+        return " · ".join([reached, *goodput, left, *saves, workers])
 
 
 class Display:
     """The terminal output of a run: a status line, the output of the workers, and messages of the supervisor."""
 
     def __init__(self, console: Console, history: Path, supervisor: str, restarts: RestartPolicy) -> None:
-        self._console = console
-        self._files = [GrowingFile(history / f"{who}.jsonl") for who in (supervisor, "rank-0")]
+        self._console, self._history = console, history
+        self._supervisor, self._rank_0 = (GrowingFile(history / f"{who}.jsonl") for who in (supervisor, "rank-0"))
         self._tally = StatusTotals(time.time(), restarts)
+        self._own = StatusTotals(time.time(), restarts, knows_saves=False)  # of the first rank of this node
+        self._own_rank: int | None = None
+        self._own_file: GrowingFile | None = None
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._shown = time.monotonic()
         self._said: tuple[int, ...] = ()  # the progress in the last status line
@@ -180,6 +181,22 @@ class Display:
             text = Text(f"holdfast: {line}", style="cyan", no_wrap=True, overflow="ellipsis")
             self._try("err", lambda: live.update(text, refresh=True))
 
+    def follow(self, rank: int) -> None:
+        """Show the progress of `rank`, the first one of this node, if the history of rank 0 is on another node."""
+        if rank != self._own_rank:
+            self._own_rank, self._own_file = rank, GrowingFile(self._history / f"rank-{rank}.jsonl") if rank else None
+
+    def _read_progress(self) -> StatusTotals:
+        """Read new events, and return the totals of rank 0, or of this node's first rank if rank 0 lags an attempt."""
+        for event in self._supervisor.new():
+            self._tally.add(event.what)
+            self._own.add(event.what)
+        for event in self._rank_0.new():
+            self._tally.add(event.what)
+        for event in self._own_file.new() if self._own_file else ():
+            self._own.add(event.what)
+        return self._own if self._own.run.attempt > self._tally.run.attempt else self._tally
+
     def refresh(self, *, now: bool = False) -> None:
         """Show new output of the workers; redraw the status line if it is due or if `now` is True."""
         self.output.copy()
@@ -187,18 +204,16 @@ class Display:
         if not now and moment - self._shown < (REFRESH if self._live else PLAIN_REFRESH):
             return
         self._shown = moment
-        for file in self._files:
-            for event in file.new():
-                self._tally.add(event.what)
-        line = self._tally.line(time.time())
+        totals = self._read_progress()
+        line = totals.line(time.time())
         if live := self._live:
             # Cut at the width of the terminal: lines that wrap cannot be drawn over.
             bars = self.output.bars()[:MOST_BARS]
             cut = [Text.from_ansi(bar, no_wrap=True, overflow="ellipsis", end="") for bar in bars]
             self._try("err", lambda: live.update(Group(Text(line, style="cyan"), *cut), refresh=True))
             return
-        progress = (self._tally.run.attempt, self._tally.run.reached, self._tally.committed)
-        if self._tally.run.reached and not (now and progress == self._said):
+        progress = (totals.run.attempt, totals.run.reached, totals.committed)
+        if totals.run.reached and not (now and progress == self._said):
             self._said = progress
             self.say(line)
         for bar in self.output.bars()[:1]:  # of the first rank: the others draw the same

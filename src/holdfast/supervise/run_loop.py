@@ -157,6 +157,7 @@ class RunLoop:
         for line in round.news(self._round, self._node.of):
             self._display.say(line, style="yellow")
         self._round = round
+        self._display.follow(round.ranks[0])
         self._display.output.copy(last=True)
         self._display.output.add(output_files(self._pool.running))
         restarts = f"; {left} of {counted(self._policy.limit, 'restart')} left" if self._restarts else ""
