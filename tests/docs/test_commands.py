@@ -85,7 +85,7 @@ def test_commands_are_found_in_a_page() -> None:
         ["run", "--workers", "4", "train.py"],
         ["cost", "a"],
     ]
-    assert len(commands(fenced(ROOT / "docs/clusters.md"))) == 5
+    assert len(commands(fenced(ROOT / "docs/clusters.md"))) == 7
     assert len(commands(fenced(ROOT / "README.md"))) == 3
 
 
