@@ -224,10 +224,12 @@ def test_the_verdicts_of_a_published_result_follow_from_its_numbers(path: Path) 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_report_begins_with_what_the_experiment_does(name: str) -> None:
     page = result_page.page(
-        Result(experiment=name, config={"seed": 3, "trials": 4}, rows=[], claims=[]), [], environment()
+        Result(experiment=name, config={"seed": 3, "trials": 4}, rows=[], claims=[Claim("a", "b", "c", (0, 1), 0.5)]),
+        [],
+        environment(),
     )
     about = introduction(name)
     assert about.text
     assert page.lead.startswith(about.text)
-    assert page.terms == about.terms
+    assert page.terms == {**about.terms, result_page.CLAIM: result_page.CLAIMS}
     assert page.facts["Settings"] == "seed: 3; trials: 4"

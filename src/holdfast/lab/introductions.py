@@ -46,11 +46,10 @@ BOUND = (
     "an upper limit of the cost, by Theorem 3.2 of the SCAR paper. It depends on the size of the perturbation and on c, the "
     "factor by which each iteration reduces the distance to the optimum."
 )
-SCAR = (
-    'Qiao et al., "Fault Tolerance in Iterative-Convergent Machine Learning" (ICML 2019). The sections and figures that '
-    "claims name are those of this paper."
-)
+SCAR_PAPER = 'Qiao et al., "Fault Tolerance in Iterative-Convergent Machine Learning" (ICML 2019).'
+SCAR = f"{SCAR_PAPER} The sections and figures that claims name are those of this paper."
 NICOLAE = 'Nicolae et al., "Towards Low-Overhead Resilience for Data Parallel Deep Learning" (CCGrid 2022).'
+NO_CLAIMS = "These are measurements without claims."
 CHECKPOINTED = {
     "block": BLOCK,
     "full recovery": "after a failure, all blocks return to their values in the newest checkpoint.",
@@ -149,6 +148,7 @@ class Introduction:
 
     text: str
     terms: Mapping[str, str] = field(default_factory=dict)
+    about_claims: str = ""
 
 
 PERTURBED = Introduction(
@@ -197,9 +197,8 @@ INTRODUCTIONS = {
     ),
     "early-failures": Introduction(
         "Simulated failures take half of the blocks (parts) of a model's state. Some failures come before the first full "
-        "checkpoint (early failures), and others after it (late failures). The experiment compares eight ways to save and to "
-        "restore blocks, such as `early saves`. The first table after the figure explains these ways. The claims are about "
-        "early failures only.",
+        "checkpoint (early failures), and others after it (late failures). The experiment compares several ways to save and to "
+        "restore blocks, such as `early saves`. The first table after the figure explains these ways.",
         {
             "block": BLOCK,
             "cost": COST,
@@ -207,6 +206,7 @@ INTRODUCTIONS = {
             "panel": CLASSICAL,
             "SCAR paper": SCAR,
         },
+        about_claims="The claims are about early failures only.",
     ),
     "backprop-tradeoff": Introduction(
         "Simulated workers are lost in the middle of a backward pass. The strategy `replay`, `forward` or `skip` decides "
@@ -240,6 +240,12 @@ INTRODUCTIONS = {
 }
 
 
-def introduction(experiment: str) -> Introduction:
-    """Return what the experiment called `experiment` does and measures; empty if there is no such text."""
-    return INTRODUCTIONS.get(experiment, Introduction(""))
+def introduction(experiment: str, *, has_claims: bool = True) -> Introduction:
+    """Return what the experiment called `experiment` does and measures; empty if there is no such text.
+
+    Without claims, as for the user's own model, there are no words on claims and on the models of the panels."""
+    about = INTRODUCTIONS.get(experiment, Introduction(""))
+    if has_claims:
+        return Introduction(f"{about.text} {about.about_claims}".strip(), about.terms)
+    terms = {name: SCAR_PAPER if text == SCAR else text for name, text in about.terms.items() if name != "panel"}
+    return Introduction(f"{about.text} {NO_CLAIMS}".strip(), terms)

@@ -24,7 +24,6 @@ CLAIMS = (
     "crosses a limit of the range, or if too few values were measured for an interval, the claim is not resolved. Otherwise "
     "the claim holds if the value is in the range, and does not hold if it is outside. A value without noise has no interval."
 )
-NO_CLAIMS = "These are measurements without claims."
 
 
 def write(result: Result, out: Path) -> Path:
@@ -58,17 +57,17 @@ def read(folder: Path) -> Page:
 def page(result: Result, pictures: Sequence[Picture], facts: Row) -> Page:
     """Return the report page for `result`; `facts` describes the machine and packages that measured it."""
     settings = "; ".join(f"{key}: {value}" for key, value in result.config.items())
-    about = {"Command": result.command, "Date": result.date, "Settings": settings}
+    source = {"Command": result.command, "Date": result.date, "Settings": settings}
     tables = [(table.title, table.columns, table.rows, False) for table in result.tables]
     if result.rows:  # rows of different kinds have different columns
         columns = list(dict.fromkeys(key for row in result.rows for key in row))
         rows = [[_cell(row.get(column)) for column in columns] for row in result.rows]
         tables.append(("Every row", columns, rows, True))
-    about_experiment = introduction(result.experiment)
+    about = introduction(result.experiment, has_claims=bool(result.claims))
     return Page(
         title=result.experiment,
-        lead=about_experiment.text if result.claims else f"{about_experiment.text} {NO_CLAIMS}".strip(),
-        terms={**about_experiment.terms, **({CLAIM: CLAIMS} if result.claims else {})},
+        lead=about.text,
+        terms={**about.terms, **({CLAIM: CLAIMS} if result.claims else {})},
         statements=[
             Statement(
                 verdict=verdict(claim),
@@ -86,7 +85,7 @@ def page(result: Result, pictures: Sequence[Picture], facts: Row) -> Page:
             for title, names, rows, folded in tables
         ],
         remarks=result.remarks,
-        facts={name: text for name, text in about.items() if text} | {"Environment": environment_line(facts)},
+        facts={name: text for name, text in source.items() if text} | {"Environment": environment_line(facts)},
     )
 
 

@@ -15,11 +15,13 @@ from typer.testing import CliRunner
 import holdfast as hf
 from holdfast.cli import app
 from holdfast.errors import BadInput
+from holdfast.lab import result_page
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.partial import partial_recovery, priority_checkpoint
 from holdfast.lab.partial.model_check import check
 from holdfast.lab.partial.own_model import comparison_result
-from holdfast.lab.result import Result
+from holdfast.lab.registry import EXPERIMENTS
+from holdfast.lab.result import Result, environment
 from holdfast.lab.simulate import pools
 from holdfast.workloads.criterion import LossAt
 from holdfast.workloads.local_server import SimulatedServer
@@ -68,6 +70,21 @@ def test_the_documented_model_runs_through_an_experiment_without_claims(
     trials = list(csv.DictReader((tmp_path / "out" / "trials.csv").read_text().splitlines()))
     assert {int(trial["lost_blocks"]) for trial in trials if trial["lost"] == "1/2"} == {16}  # of 31
     assert all(float(trial["whole"]) == round(float(trial["whole"])) for trial in trials)
+
+
+@pytest.mark.parametrize("name", ["partial-recovery", "priority-checkpoint", "early-failures"])
+def test_the_report_on_an_own_model_says_nothing_about_claims_and_panels(
+    name: str, example: Path, tmp_path: Path
+) -> None:
+    options = Options(trials=4, out=tmp_path / "out", workload=load_for_lab(str(example)))
+    result = EXPERIMENTS[name].run(options, silent)
+    page = result_page.page(result, [], environment())
+
+    assert "panel" not in page.terms
+    words = [page.lead, *page.terms.values(), *page.remarks, *(table.title for table in page.tables)]
+    words += [column.name for table in page.tables if not table.folded for column in table.columns]
+    assert [text for text in words if re.search("claims? |panel|interval unknown", text)] == []
+    assert "without claims" in page.lead
 
 
 def test_the_documented_server_model_trains_as_the_documented_model_does(example: Path, tmp_path: Path) -> None:

@@ -52,11 +52,13 @@ REDUCTION_COLUMNS = [
     "reduction without early failures",
 ]
 REDUCTION_COLUMNS += ["from", "to", "perturbation smaller by, %", "why the claim does not hold or is not resolved"]
+OWN_REDUCTIONS = "Reductions by partial recovery"  # of the user's own model, about which there are no claims
 REDUCTION_REMARK = (
-    f'In the table "{REDUCTIONS}", the column "{REDUCTION_COLUMNS[2]}" counts whole iterations, as the SCAR paper does. All '
-    f'other columns count fractions of an iteration too. The column "{REDUCTION_COLUMNS[7]}" says how much smaller the '
+    'In the table "{title}", the column "reduction, in whole iterations" counts whole iterations, as the SCAR paper does. All '
+    'other columns count fractions of an iteration too. The column "perturbation smaller by, %" says how much smaller the '
     "perturbation is than under full recovery, in late failures only."
 )
+WHY_NOTHING = "why there is no reduction"
 BOUNDS = "Measured costs and the bound of Theorem 3.2"
 BOUND_COLUMNS = [
     "panel",
@@ -96,12 +98,30 @@ def cost_result(
         ],
         tables=[
             *tables,
-            ResultTable(BOUNDS, BOUND_COLUMNS, [_bound_row(comparison) for comparison in panels]),
+            ResultTable(BOUNDS, own_columns(options, BOUND_COLUMNS), [_bound_row(comparison) for comparison in panels]),
             ResultTable("Costs in iterations, with 95 % confidence intervals (from, to)", list(COLUMNS), cells),
         ],
         figures={name: figure, "bound": bound_figure(panels)},
         captions={name: caption, "bound": BOUND_CAPTION},
     )
+
+
+def reduction_table(options: Options, rows: Sequence[Sequence[Value]]) -> ResultTable:
+    """Return a table of rows that `reduction_row` made; for the user's own model without the column on claims."""
+    if options.workload is None:
+        return ResultTable(REDUCTIONS, REDUCTION_COLUMNS, [list(row) for row in rows])
+    why = [WHY_NOTHING] if any(row[-1] for row in rows) else []
+    columns = own_columns(options, REDUCTION_COLUMNS[:-1]) + why
+    return ResultTable(OWN_REDUCTIONS, columns, [list(row[: len(columns)]) for row in rows])
+
+
+def reduction_remark(options: Options) -> str:
+    return REDUCTION_REMARK.format(title=REDUCTIONS if options.workload is None else OWN_REDUCTIONS)
+
+
+def own_columns(options: Options, columns: Sequence[str]) -> list[str]:
+    """Return `columns`, in which the user's own model is not called a panel."""
+    return [*columns] if options.workload is None else ["workload" if name == "panel" else name for name in columns]
 
 
 def departures(options: Options) -> list[str]:

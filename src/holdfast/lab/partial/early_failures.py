@@ -8,6 +8,7 @@ one full checkpoint, or with the full state. Second remedy: such a block gets a 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import isnan
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -180,13 +181,13 @@ def _remark(split: Split) -> str:
     if not early.any() or early.all():
         return f"{label}: {'no' if not early.any() else 'every'} failure is early."
     first, close = cheapest({approach.name: split.costs(approach)[early] for approach in split.approaches})
-    unproved = f" (not proved against {' and '.join(f'`{name}`' for name in close)})" if close else ""
+    unproved = f" The trials do not show that another way costs more: {', '.join(close)}." if close else ""
     more, less = split.saved(FIRST, EARLY, ~early), split.saved(EARLY, FIRST, ~early)
     difference, word = (less, "less") if more.value < 0 else (more, "more")
+    ends = "" if isnan(difference.low) else f" ({difference.ends()})"  # unknown: too few trials
     return (
-        f"{label}: {early.sum()} of the {len(early)} failures are early. They cost least with `{first}`{unproved}. On average, a "
-        f"late failure costs {difference.value:.2f} iterations {word} with `{EARLY.name}` than with `{FIRST.name}` "
-        f"({difference.ends()})."
+        f"{label}: {early.sum()} of the {len(early)} failures are early. They cost least with `{first}`.{unproved} On average, a "
+        f"late failure costs {difference.value:.2f} iterations {word} with `{EARLY.name}` than with `{FIRST.name}`{ends}."
     )
 
 

@@ -13,7 +13,7 @@ from holdfast.lab.confidence import mean, paired
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.partial import cost_report
 from holdfast.lab.partial.comparison import PanelComparison, compare_strategies
-from holdfast.lab.result import Claim, Result, ResultTable
+from holdfast.lab.result import Claim, Result, Value
 from holdfast.lab.simulate.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ def run(options: Options, meter: Meter) -> Result:
         {"trials": trials, "iterations between two checkpoints": interval},
         panels,
         claims,
-        [cost_report.REDUCTION_REMARK, *(line for panel in panels for line in rises(panel, interval))],
-        [_reduction_table(panels, interval, has_claims=has_claims)],
+        [cost_report.reduction_remark(options), *(line for panel in panels for line in rises(panel, interval))],
+        [cost_report.reduction_table(options, _reduction_rows(panels, interval, has_claims=has_claims))],
         figure(panels, interval, paper=has_claims),
         f"{CAPTION} {IN_PAPER}" if has_claims else CAPTION,
     )
@@ -73,7 +73,7 @@ def _partial(panel: PanelComparison, lost: Fraction, interval: int) -> Floats:
     return panel.measurement.costs_of(strategy("partial", lost, interval)).cost
 
 
-def _reduction_table(panels: Sequence[PanelComparison], interval: int, *, has_claims: bool) -> ResultTable:
+def _reduction_rows(panels: Sequence[PanelComparison], interval: int, *, has_claims: bool) -> list[list[Value]]:
     baseline = strategy("full", Fraction(1), interval)
     rows = []
     for panel in panels:
@@ -81,7 +81,7 @@ def _reduction_table(panels: Sequence[PanelComparison], interval: int, *, has_cl
             claim = _reduction(panel, lost, interval) if has_claims else None
             if lost == Fraction(1, 2) or (claim is not None and not claim.holds):
                 rows.append(cost_report.reduction_row(panel, strategy("partial", lost, interval), baseline, claim))
-    return ResultTable(cost_report.REDUCTIONS, cost_report.REDUCTION_COLUMNS, rows)
+    return rows
 
 
 def rises(panel: PanelComparison, interval: int) -> list[str]:

@@ -29,6 +29,10 @@ REMARK = (
     "with full recovery. In claims that divide two costs, and in the table of policies, all costs are those of partial "
     "recovery."
 )
+OWN_REMARK = (
+    "A reduction compares a policy with partial recovery with the usual method, which is full checkpoints with full "
+    "recovery. In the table of policies, all costs are those of partial recovery."
+)
 CAPTION = (
     "The mean cost of a failure in iterations, with its 95 % confidence interval, by the frequency of checkpoints. At all "
     "frequencies, checkpoints write the same number of values per iteration. Solid lines: partial recovery, over all "
@@ -70,19 +74,19 @@ def run(options: Options, meter: Meter) -> Result:
         {"trials": trials, "iterations between two full checkpoints": interval, "lost": f"{LOST} of the blocks"},
         panels,
         claims,
-        [REMARK, cost_report.REDUCTION_REMARK],
+        [REMARK if claims else OWN_REMARK, cost_report.reduction_remark(options)],
         [
-            _ranking_table(panels, (*RANKINGS, *beyond_paper), interval),
-            ResultTable(cost_report.REDUCTIONS, cost_report.REDUCTION_COLUMNS, explained),
+            _ranking_table(options, panels, (*RANKINGS, *beyond_paper)),
+            cost_report.reduction_table(options, explained),
         ],
         figure(panels, interval, beyond_paper, paper=bool(claims)),
         f"{CAPTION} {IN_PAPER}" if claims else CAPTION,
     )
 
 
-def _ranking_table(panels: Sequence[PanelComparison], names: Sequence[str], interval: int) -> ResultTable:
+def _ranking_table(options: Options, panels: Sequence[PanelComparison], names: Sequence[str]) -> ResultTable:
     """Return a table of the mean cost of each policy at the highest frequency, and of full checkpoints."""
-    policies = [Path(name).name for name in names]
+    policies, interval = [Path(name).name for name in names], options.interval
     rows: list[list[Value]] = []
     for panel in panels:
         costs_of = panel.measurement.costs_of
@@ -93,7 +97,8 @@ def _ranking_table(panels: Sequence[PanelComparison], names: Sequence[str], inte
         means = [mean(finite(values)).value for values in costs.values()]
         rows.append([panel.label, *means, first, ", ".join(close)])
     columns = ["panel", *policies, "full (1x)", "cheapest", "not proved to cost more than the cheapest"]
-    return ResultTable("Mean cost of each policy at 8x with partial recovery, in iterations", columns, rows)
+    title = "Mean cost of each policy at 8x with partial recovery, in iterations"
+    return ResultTable(title, cost_report.own_columns(options, columns), rows)
 
 
 def _claims(panels: Sequence[PanelComparison], interval: int) -> list[Claim]:
