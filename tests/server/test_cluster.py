@@ -40,6 +40,7 @@ def test_a_failed_start_of_ray_is_reported_in_one_line(monkeypatch: pytest.Monke
     def refused(**_: object) -> None:
         raise RuntimeError("Timed out while waiting for GCS to become available.\nand much more")
 
+    monkeypatch.setenv("RAY_TMPDIR", "/spare")
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     monkeypatch.setattr("ray.init", refused)
     monkeypatch.setattr("ray.shutdown", lambda: None)
@@ -47,7 +48,8 @@ def test_a_failed_start_of_ray_is_reported_in_one_line(monkeypatch: pytest.Monke
     with (
         pytest.raises(
             WorkerLost,
-            match=r"^Ray did not start: Timed out while waiting for GCS to become available\. If the machine is busy, try again; its logs say more$",
+            match=r"^Ray did not start: Timed out while waiting for GCS to become available\. If the machine is busy, repeat the "
+            r"same command, with the same --out\. Ray's logs in /spare/ray/session_latest/logs may say why\.$",
         ),
         cluster(),
     ):

@@ -1,7 +1,7 @@
 """The cost of a run on the parameter server: parts of iterations, failures, and predicted next to measured costs."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,8 @@ from holdfast.events import Chosen, Commit, Event, Lost, Open, Restored, Serve, 
 from holdfast.history.log import HistoryWriter
 from holdfast.sampler.digest import Samples
 from holdfast.server.cost import convergence_rate, is_served, measured_cost, served_cost
-from holdfast.server.status import summary
+from holdfast.server.settings import Settings
+from holdfast.server.status import ServerOutcome, Status, summary
 
 
 def test_the_parts_of_iterations_add_up() -> None:
@@ -164,6 +165,28 @@ def test_the_command_gives_all_numbers_as_json(tmp_path: Path) -> None:
     assert shown["failures"][0]["members"] == ["node-0"]
     assert shown["failures"][0]["regained"] == 2
     assert shown["measured_cost"] is None
+
+
+def test_training_shows_when_it_begins_and_which_nodes_and_blocks_it_loses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained(settings: Settings, address: object, report: Callable[[Status], None]) -> ServerOutcome:
+        report(Status())
+        _written(settings.out, perturbed())
+        report(Status(iteration=20, loss=5.0, failures=1))
+        return ServerOutcome(converged=True, iterations=20, loss=5.0)
+
+    monkeypatch.setattr("holdfast.server.driver.serve", trained)
+    words = ["serve", "train", "--workload", "mlr-digits", "--out", str(tmp_path / "run")]
+    shown = CliRunner().invoke(app, words)
+
+    assert shown.exit_code == 0, shown.output
+    assert [line for line in shown.stderr.splitlines() if line] == [
+        "starting Ray, 2 nodes and 2 workers; this can take a minute",
+        "training on 2 nodes and 2 workers",
+        "node 0 was lost in iteration 12: its process died",
+        "2 blocks restored; iteration 12 is done",
+    ]
 
 
 def test_the_command_audits_a_served_run(tmp_path: Path) -> None:

@@ -124,7 +124,12 @@ class TestSeen:
         history += [Event(1.0 + n, "controller", Iterate(n, 1.0 / (n + 1), 1.0, 0, 0, 0, 0, 0.1)) for n in range(4)]
         history.append(Event(9.0, "controller", Lost(4, 0, "node", 1, "it is gone")))
         seen = seen_of(history)
-        assert (seen.reached, seen.planned, seen.loss, seen.speed) == (4, 40, 0.25, 1.0)
+        assert (seen.reached, seen.planned, seen.loss, seen.speed) == (
+            4,
+            None,
+            0.25,
+            1.0,
+        )  # a run ends when it has converged
         assert dict(seen.failures) == {"node": 1}
 
     def test_what_is_added_is_read_once_and_a_line_that_is_not_whole_waits(self, tmp_path: Path) -> None:

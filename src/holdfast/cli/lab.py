@@ -61,7 +61,7 @@ def lab_run(
         str | None,
         typer.Option(
             help="A Python file with your own model, or a built-in workload such as mlr-digits, instead of the panels: see "
-            "the page \"Adding to the lab\". An unknown name lists the built-in workloads."
+            'the page "Adding to the lab". An unknown name lists the built-in workloads.'
         ),
     ] = None,
     policy: Annotated[

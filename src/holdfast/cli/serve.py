@@ -1,5 +1,6 @@
 """`holdfast serve`: train on a parameter server, show the status of a run, and add nodes to a run."""
 
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,6 +10,7 @@ import typer
 from holdfast.cli.console import progress_bars, say
 from holdfast.errors import BadInput
 from holdfast.finding import counted
+from holdfast.printable import printable
 from holdfast.server.failure_detector import DEADLINE
 
 if TYPE_CHECKING:
@@ -114,16 +116,21 @@ def train(
         lost_after=lost_after,
         failures=_failures(inject or [], iterations),
     )
+    members = f"{counted(nodes, 'node')} and {counted(workers, 'worker')}"
     with progress_bars() as bars:
         task = bars.add_task("starting", total=iterations)
+        lines = _Lines(bars.console.print, settings.out)
+        lines.show(f"starting Ray, {members}; this can take a minute")
 
         def report(status: "Status") -> None:
+            lines.follow(f"training on {members}", status.failures)
             if status.loss is not None:
                 counts = f"{status.saves} saves, {status.failures} failures"
                 description = f"loss {status.loss:.6g}, {status.seconds * 1000:.0f} ms, {counts}"
                 bars.update(task, completed=status.iteration, description=description)
 
         outcome = train_on_server(settings, address, report)
+        lines.show_losses()
     result = "converged" if outcome.converged else "did not converge"
     loss = f"a loss of {outcome.loss:.6g}"
     say(f"{result} after {outcome.iterations} iterations with {loss}; history in {settings.history}")
@@ -131,6 +138,34 @@ def train(
     for line in missed_kills(settings.failures, history, outcome.iterations):
         say(line)
     raise typer.Exit(0 if outcome.converged or iterations < FOREVER else 1)
+
+
+class _Lines:
+    """The lines that a run prints while it trains: that it begins, and each lost node or worker."""
+
+    def __init__(self, show: Callable[..., None], run: Path) -> None:
+        self._show, self._run = show, run
+        self._trains, self._failures, self._shown = False, 0, 0
+
+    def show(self, line: str) -> None:
+        self._show(printable(line), markup=False, highlight=False, soft_wrap=True)
+
+    def follow(self, begins: str, failures: int) -> None:
+        """Show `begins` once, and lines on new failures if there are more than before."""
+        if not self._trains:
+            self._trains = True
+            self.show(begins)
+        if failures > self._failures:
+            self._failures = failures
+            self.show_losses()
+
+    def show_losses(self) -> None:
+        from holdfast.server.status import losses
+
+        lines = losses(self._run)
+        for line in lines[self._shown :]:
+            self.show(line)
+        self._shown = len(lines)
 
 
 @serve.command("status")

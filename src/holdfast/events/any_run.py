@@ -26,6 +26,11 @@ class Commit(NamedTuple):
     blocks: Sequence[int] = ()  # on a parameter server: the numbers of the saved blocks (parts of the model)
     stops: bool = False  # true if the script stopped the run at `step`
 
+    @property
+    def is_new(self) -> bool:
+        """True for a save of trained values: not for the initial state, nor for a save that was found."""
+        return self.step > 0 and not self.found
+
 
 class Done(NamedTuple):
     """Event: a rank has trained all planned steps."""

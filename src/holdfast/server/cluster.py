@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
+from tempfile import gettempdir
 from threading import current_thread, main_thread
 from types import ModuleType
 from unittest.mock import patch
@@ -88,7 +89,15 @@ def _start(ray: ModuleType, address: str | None) -> None:
         ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **options)
     except Exception as error:  # Ray raises no narrower one
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise WorkerLost(f"Ray did not start: {why} If the machine is busy, try again; its logs say more") from error
+        raise WorkerLost(
+            f"Ray did not start: {why} If the machine is busy, repeat the same command, with the same --out. Ray's logs in "
+            f"{_newest_logs()} may say why."
+        ) from error
+
+
+def _newest_logs() -> Path:
+    """Return the folder in which Ray writes the logs of its newest start on this machine."""
+    return Path(os.environ.get("RAY_TMPDIR") or gettempdir()) / "ray" / "session_latest" / "logs"
 
 
 @contextmanager

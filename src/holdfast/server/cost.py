@@ -8,7 +8,6 @@ import numpy as np
 
 from holdfast.errors import BadInput
 from holdfast.events import Chosen, Commit, Dropped, Event, Iterate, Lost, Restored, Serve, Struck, What
-from holdfast.server.status import is_save
 from holdfast.theory.rate import fitted_rate
 
 PARTS = ("pull", "compute", "push", "apply", "checkpoint")
@@ -81,7 +80,7 @@ def served_cost(history: Iterable[Event]) -> Served:
         losses=losses,
         wall=lines[-1].time - lines[0].time,
         seconds=seconds,
-        saves=sum(isinstance(event.what, Commit) and is_save(event.what) for event in lines),
+        saves=sum(isinstance(event.what, Commit) and event.what.is_new for event in lines),
         bytes=sum(choice.bytes for choice in choices),
         failures=failures,
     )

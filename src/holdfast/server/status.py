@@ -52,11 +52,6 @@ class JoinRequest:
         return wanted
 
 
-def is_save(commit: events.Commit) -> bool:
-    """Return True for a save of trained values: not for the initial state, nor for a save that a controller found."""
-    return commit.step > 0 and not commit.found
-
-
 def summary(run: Path) -> list[str]:
     recorded = _events(run)
     plan = next(what for what in recorded if isinstance(what, events.Serve))
@@ -70,7 +65,7 @@ def summary(run: Path) -> list[str]:
         last = iterations[-1]
         loss = "" if last.loss is None else f"loss {last.loss:.6g} (criterion {plan.criterion:.6g}), "
         lines.append(f"iteration {last.iteration + 1}: {loss}which took {last.seconds * 1000:.0f} ms")
-    saves = [what for what in recorded if isinstance(what, events.Commit) and is_save(what)]
+    saves = [what for what in recorded if isinstance(what, events.Commit) and what.is_new]
     if saves:
         lines.append(f"{counted(len(saves), 'save')}, the last after iteration {saves[-1].step}")
     lines += [f"lost in iteration {what.iteration}: {what.kind} {what.number}, {what.why}" for what in lost]
@@ -101,6 +96,20 @@ def missed_kills(failures: Schedule, history: Iterable[events.What], iterations:
             else:
                 why = f"the run did not come to the point '{failure.point}' in this iteration"
             yield f"{who} was not killed at iteration {step}: {why}"
+
+
+def losses(run: Path) -> list[str]:
+    """Return a line for each node and worker lost so far, and one for the blocks restored in each iteration."""
+    lines: list[str] = []
+    restored: Counter[int] = Counter()
+    for what in _events(run):
+        if isinstance(what, events.Lost):
+            lines.append(f"{what.kind} {what.number} was lost in iteration {what.iteration}: {what.why}")
+        elif isinstance(what, events.Restored):
+            restored[what.iteration] += len(what.blocks)
+        elif isinstance(what, events.Iterate) and (count := restored.pop(what.iteration, 0)):
+            lines.append(f"{counted(count, 'block')} restored; iteration {what.iteration} is done")
+    return lines
 
 
 def require_running(run: Path) -> None:

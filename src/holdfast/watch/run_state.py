@@ -92,9 +92,11 @@ class RunState:
 
     @property
     def planned(self) -> int | None:
-        """The number of steps in the whole run; None if the script has not reported it yet."""
+        """The number of steps in the whole run; None if the script has not reported it yet.
+
+        It is None on a parameter server, too, where a run ends when it has converged."""
         if self.served:
-            return self.served.iterations
+            return None
         plan = self.lineage.plan
         if plan is None or not plan.batch:
             return None

@@ -19,7 +19,7 @@ STATES = {"trains": "bold cyan", "completed": "bold green", "preempted": "bold y
 
 
 def line(run: RunState, now: CurrentState) -> str:
-    parts = [f"{now.folder}: {now.state}", f"step {_of_planned(run)}", f"committed {run.committed:,}"]
+    parts = [f"{now.folder}: {now.state}", _progress(run), f"committed {run.committed:,}"]
     parts += [f"goodput {now.goodput:.2f} steps/s"] if now.goodput is not None else []
     parts += [counted(run.lineage.restarts, "restart"), counted(sum(run.failures.values()), "failure")]
     return " · ".join(parts)
@@ -29,7 +29,7 @@ def screen(run: RunState, now: CurrentState, clock: float) -> RenderableType:
     """Return the state of the run for display in a terminal; `clock` is the present time in seconds since 1970."""
     share = f"  {run.reached / run.planned:.1%}" if run.planned else ""
     state = Text(now.state, style=STATES.get(now.state, "bold red"))
-    head = Text.assemble((printable(str(now.folder)), "bold"), "  ", state, f"  step {_of_planned(run)}{share}")
+    head = Text.assemble((printable(str(now.folder)), "bold"), "  ", state, f"  {_progress(run)}{share}")
     numbers = Table.grid(padding=(0, 4, 0, 0))
     pairs = [Text.assemble((f"{name} ", "dim"), value) for name, value in _pairs(run, now)]
     for begin in range(0, len(pairs), 4):
@@ -45,8 +45,9 @@ def screen(run: RunState, now: CurrentState, clock: float) -> RenderableType:
     return Padding(Group(*parts), (1, 1))
 
 
-def _of_planned(run: RunState) -> str:
-    return f"{run.reached:,}" + (f" of {run.planned:,}" if run.planned else "")
+def _progress(run: RunState) -> str:
+    word = "iteration" if run.served else "step"
+    return f"{word} {run.reached:,}" + (f" of {run.planned:,}" if run.planned else "")
 
 
 def _pairs(run: RunState, now: CurrentState) -> Iterator[tuple[str, str]]:

@@ -18,7 +18,6 @@ from holdfast.finding import CannotTell
 from holdfast.sampler.digest import Samples
 from holdfast.server.audit.block_owners import NOBODY, Blocks, Ownership, Tenure, adds_up, numbers
 from holdfast.server.audit.committed_saves import CommittedSaves, RecordedChoices, SaveChoice
-from holdfast.server.status import is_save
 
 Topic: TypeAlias = Literal["ends", "losses", "owners", "restores", "saves"]
 
@@ -228,7 +227,7 @@ class Replay:
         self.saves.choose(step, SaveChoice(self.ownership.owners.copy(), by_node), lost_soon)
 
     def _on_commit(self, what: Commit) -> None:
-        self.saves.commits += is_save(what)
+        self.saves.commits += what.is_new
         if what.step == 0 and not self.tenures:  # all blocks are dealt out, and saved before the first iteration
             try:
                 self.ownership.deal(self.members.nodes, self.plan.seed)
