@@ -79,7 +79,17 @@ def test_a_seed_after_attach_is_said_to_come_late(caplog: pytest.LogCaptureFixtu
     run.protect(model=nn.Linear(1, 1))
     next(run.batches(torch.zeros(8, 1), global_batch=2, num_epochs=1))  # type: ignore[arg-type]
     assert "torch.manual_seed(5) after attach() has no effect on the order of samples" in caplog.text
+    assert "follow the seed 0 of the run: remove it, or write attach(seed=5)" in caplog.text
     assert "nothing is saved" in caplog.text
+
+
+def test_the_runs_own_seed_after_attach_is_no_reason_for_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    run = attach(seed=5)
+    torch.manual_seed(5)
+    run.protect(model=nn.Linear(1, 1))
+    next(run.batches(torch.zeros(8, 1), global_batch=2, num_epochs=1))  # type: ignore[arg-type]
+    assert "nothing is saved" in caplog.text
+    assert "torch.manual_seed" not in caplog.text
 
 
 def test_what_the_command_says_otherwise_is_named_in_one_line(

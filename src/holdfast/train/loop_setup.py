@@ -178,11 +178,12 @@ class LoopSetup:
             progress.here.phase = Phase.TRAINING
         guards.loop_begins()
         if self.ranks.rank == 0 and self.number == 1:
-            if (seed := rng.seeded()) is not None:
+            if (seed := rng.seeded()) not in (None, self.config.seed):
                 logger.warning(
                     "holdfast: torch.manual_seed(%d) after attach() has no effect on the order of samples or on what is "
-                    "drawn in the loop: call it before attach(), or write attach(seed=%d).",
+                    "drawn in the loop, which follow the seed %d of the run: remove it, or write attach(seed=%d) instead.",
                     seed,
+                    self.config.seed,
                     seed,
                 )
             if not self.attempt:
