@@ -76,3 +76,18 @@ def test_a_step_is_replayed_only_if_a_survivor_still_has_the_state_in_which_it_b
     assert failed_checks(job.out) == []  # though a restart gives all ranks the batch-norm buffers of rank 0
     assert len(events(job.out, "restart")) == bool(why), job.stderr
     assert why in job.stderr, job.stderr
+
+
+@pytest.mark.parametrize("args", [[], ["scheduler"]], ids=str)
+def test_a_replacement_in_mid_epoch_undoes_what_the_script_changes_before_the_batches_of_the_epoch(
+    start: Start, start_reference: Start, args: list[str]
+) -> None:
+    how = {**HOW, "script": SUPPORT / "epoch_sums_script.py", "args": args}
+    reference = start_reference(**how)
+    kills = [
+        {"step": step, "kind": "kill", "targets": [rank], "point": "boundary"} for rank, step in ((1, 13), (2, 24))
+    ]
+    job = start(failures=kills[: 1 if args else 2], **how)  # step 13 is within an epoch, step 24 is the first of one
+    assert_same_run(reference, job)
+    assert len(events(job.out, "restart")) == bool(args), job.stderr
+    assert ("the script changes optimizer and scheduler before the batches of an epoch" in job.stderr) == bool(args)

@@ -46,8 +46,10 @@ class Script:
         self.net = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.3), nn.Linear(5, 6))
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.05)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
-        self.progress = Progress()
-        self.run.protect(net=self.net, optimizer=self.optimizer, scheduler=self.scheduler, progress=self.progress)
+        self.progress, self.sums = Progress(), {"loss": torch.zeros(1), "steps": 0}
+        self.run.protect(
+            net=self.net, optimizer=self.optimizer, scheduler=self.scheduler, progress=self.progress, sums=self.sums
+        )
 
     def train(self) -> list[int]:
         """The numbers of the epochs that it has gone through."""
@@ -56,6 +58,8 @@ class Script:
             self.may_crash("before", epoch.number)
             torch.rand(3)
             self.optimizer.param_groups[0]["weight_decay"] += 0.01
+            self.sums["loss"].zero_()
+            self.sums["steps"] = 0
             for batch in epoch:
                 self.may_crash("step", batch.step)
                 loss = F.mse_loss(self.net(batch.data), batch.data)
@@ -63,6 +67,8 @@ class Script:
                 self.optimizer.step()
                 self.optimizer.zero_grad()
                 self.run.log(loss=loss.item())
+                self.sums["loss"] += loss.detach()
+                self.sums["steps"] += 1
             self.validate()
             self.scheduler.step()
             self.may_crash("after", epoch.number)
@@ -107,8 +113,31 @@ def test_a_crash_anywhere_changes_no_bit_of_what_comes_out(tmp_path: Path, how: 
         again = Script(out, **how).train()
         assert again == [each for each in trained if each >= again[0]]
         assert different(whole, out) == []
+        assert last(whole).extra["own"] == last(out).extra["own"]
         assert failed_checks(out) == []
         attached.pop().close()
+
+
+def test_a_protected_tensor_that_is_set_to_zero_before_the_batches_keeps_its_sum_in_mid_epoch(tmp_path: Path) -> None:
+    def train(crash: int | None = None) -> list[float]:
+        run, net, total = attach(tmp_path, save_every=1), nn.Linear(6, 6), torch.zeros(1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        run.protect(net=net, optimizer=optimizer, total=total)
+        sums = []
+        for epoch in run.epochs(Pushed(), global_batch=BATCH, num_epochs=2):
+            total.zero_()
+            for batch in epoch:
+                if batch.step == crash:
+                    raise Crash
+                step(net, optimizer, batch.data)
+                total += 1
+            sums.append(total.item())
+        return sums
+
+    with pytest.raises(Crash):
+        train(crash=WINDOWS + 2)
+    attached.pop().close()
+    assert train() == [WINDOWS]
 
 
 def test_an_epoch_can_be_passed_where_a_script_passes_its_loader() -> None:

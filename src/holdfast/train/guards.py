@@ -9,12 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from holdfast import progress
 from holdfast.checkpoint.payload import flatten
 from holdfast.errors import BadInput
-from holdfast.train.state.protected import Protected, tree_digest
+from holdfast.progress import restart_needed
+from holdfast.train.state.protected import Protected, digest, tree_digest
 from holdfast.train.step_log import Fingerprints, WorkDone
 
 ONLY_SUPERVISED = (
@@ -53,28 +55,49 @@ class FirstBatchCheck:
 class StateKeeper:
     """A guard that undoes changes of the protected state when a run resumes in the middle of an epoch.
 
-    A script may change protected state before the batches of an epoch, for example step a scheduler. The restored state
-    already contains this change."""
+    A script may change protected state before the batches of an epoch: it steps a scheduler, or sets a sum to 0. The
+    state with which the process resumes already contains this change."""
 
     def __init__(self, protected: Protected, fingerprints: Fingerprints, restore_again: Callable[[], None]) -> None:
         self._protected, self._fingerprints, self._restore_again = protected, fingerprints, restore_again
 
     @contextmanager
-    def keeping(self, *, in_memory: bool = False) -> Iterator[None]:
-        """Return a context manager that restores the protected state on exit if it has changed.
+    def keeping(self, *, has_joined: bool = False, copies: bool = False) -> Iterator[None]:
+        """Return a context manager that undoes all changes of the protected state on exit.
 
-        The state is restored from the snapshot or, if `in_memory`, from a copy made on entry."""
-        before, copied = self._mark(), copy.deepcopy(self._protected.capture()) if in_memory else None
+        Plain values are restored from a copy made on entry, and so is all state if `copies`. Other state is restored from
+        the snapshot. If `has_joined`, no snapshot has the state of this process: such a change makes the run restart."""
+        before, copied = self._marks(), copy.deepcopy(self._protected.capture()) if copies else None
         yield
-        if self._mark() == before:
-            return
-        if copied is None:
-            self._restore_again()
-        else:
+        now = self._marks()
+        changed = [name for name in before if now.get(name) != before[name]]
+        if copied is not None and changed:
             self._protected.restore(copied)
+            return
+        plain = self._protected.plain_names
+        self._protected.restore_own({name: before[name] for name in changed if name in plain})
+        if not (others := [name for name in changed if name not in plain]):
+            return
+        if has_joined:
+            raise restart_needed(
+                f"the script changes {' and '.join(others)} before the batches of an epoch, so a worker cannot join in the "
+                "middle of the epoch (change it after the batches, or in a protected dict or list)"
+            )
+        self._restore_again()
 
-    def _mark(self) -> tuple[str, str]:
-        return self._fingerprints.take().digest(), tree_digest(flatten(self._protected.capture()))
+    def _marks(self) -> dict[str, str]:
+        """Return a text for each protected object that changes if the object does; for plain values, all their values."""
+        weights = self._fingerprints.take().digest()
+        marks = {name: tree_digest(flatten(state)) for name, state in self._protected.capture().items()}
+        for name, thing in self._protected.things.items():
+            if isinstance(thing, nn.Module):
+                marks[name] += weights
+        own_objects = self._protected.own_objects.items()
+        return {
+            **marks,
+            **{name: digest(flatten(thing.state_dict())) for name, thing in own_objects},
+            **self._protected.own(),
+        }
 
 
 def late_loop(script: Path) -> int | None:

@@ -265,7 +265,7 @@ class Loop:
                     self._set_weights(step)
                 if self.phases[index].by_epoch and opened != at.epoch:
                     opened = at.epoch
-                    with self.keeper.keeping() if at.cursor else nullcontext():
+                    with self._keeping_within_epoch(at):
                         yield EpochStart(at.epoch - self.plan.first_epochs[index], self.plan.phase(step)[1])
                 yield from self._step(step, at, stall)
                 step, at = step + 1, self.plan.position(step + 1)
@@ -293,7 +293,13 @@ class Loop:
         restored state already contains. `is_first` is True for the first phase that this process trains."""
         if not (index and is_first):
             return nullcontext()
-        return self.keeper.keeping(in_memory=self.boundary.has_joined)
+        return self.keeper.keeping(copies=self.boundary.has_joined)
+
+    def _keeping_within_epoch(self, at: Position) -> AbstractContextManager[None]:
+        """Return a context manager for the script's code before the batches of an epoch. It may undo state changes.
+
+        It does so if this process begins in the middle of the epoch: the changes of the epoch's start are made already."""
+        return self.keeper.keeping(has_joined=self.boundary.has_joined) if at.cursor else nullcontext()
 
     def _set_weights(self, step: int) -> None:
         """Weight this rank's gradients by its fraction of the samples of `step`, if the ranks' fractions differ."""

@@ -23,7 +23,7 @@ from holdfast.live.settlement import LossEffects
 from holdfast.live.sharded.shadow import OwnShards
 from holdfast.live.sharded.shard_recovery import ShardedRecovery
 from holdfast.processor_wait import OwnWaits, ProcessorWait
-from holdfast.progress import Phase, restart_needed
+from holdfast.progress import Phase
 from holdfast.runs.config import RunConfig
 from holdfast.sampler.orders import pieces
 from holdfast.sampler.plan import LENGTH
@@ -244,8 +244,9 @@ class LoopSetup:
         )
 
     def _restore_again(self) -> None:
-        if self.attempt is None or self.protected is None or self.restored.step is None:
-            raise restart_needed("a script that changes protected state before an epoch's batches cannot join in one")
+        assert self.attempt is not None
+        assert self.protected is not None
+        assert self.restored.step is not None
         restore.restore_again(self.attempt, self.ranks, self.restored.step, self.protected)
 
     def _make_saves(

@@ -84,9 +84,14 @@ class Protected:
         return values
 
     @property
+    def plain_names(self) -> set[str]:
+        """The names of the protected plain values (dicts, lists, tensors, arrays)."""
+        return {name for name, thing in self.things.items() if isinstance(thing, PlainState)}
+
+    @property
     def has_plain_values(self) -> bool:
         """True if plain values (dicts, lists, tensors, arrays) are among the protected objects."""
-        return any(isinstance(thing, PlainState) for thing in self.things.values())
+        return bool(self.plain_names)
 
     @property
     def has_values_of_rank(self) -> bool:
