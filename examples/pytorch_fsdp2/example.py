@@ -40,9 +40,8 @@ def main(args):
         device = torch.device("cpu")
         print(f"Running on device {device}")
 
-    run = hf.attach()
-
     torch.manual_seed(0)
+    run = hf.attach()
     vocab_size = 1024
     batch_size = args.batch_size
     seq_len = 64

@@ -135,8 +135,8 @@ def every_sample_trained_once(record: RunRecord) -> tuple[Verdict, str]:
     of_samples = f"{steps} of {' or '.join(counted(size, 'sample') for size in sizes)}"
     if any(plan.own or any(phase.get("own") for phase in plan.later_phases) for _, plan in record.plans):
         return "pass", (
-            f"{of_samples}, each drawn once: as many as planned, from generators keyed for each step, so that what is trained "
-            f"again is the same; which samples the script drew is not checked{rest}"
+            f"{of_samples}, each drawn once: as many as planned. The same samples are drawn again after a failure if the "
+            f"script drew from the global generators; which samples it drew is not checked{rest}"
         )
     groups = sorted({record.tensor_parallel(attempt) for attempt in record.trained} - {1})
     rest += f"; each by a tensor-parallel group of {' or '.join(map(str, groups))} ranks" if groups else ""

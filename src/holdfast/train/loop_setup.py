@@ -36,6 +36,7 @@ from holdfast.train.data.stream import OwnSamples, Streamed
 from holdfast.train.guards import FirstBatchCheck, StateKeeper
 from holdfast.train.inject import Injection
 from holdfast.train.loop import Boundary, Loop
+from holdfast.train.observe.generators import GeneratorCheck
 from holdfast.train.observe.observer import Rehearsal, SavingAt, StepObserver
 from holdfast.train.observe.unprotected_state import AFTER_RESUMING, UnprotectedStateCheck
 from holdfast.train.replicate import Replica
@@ -335,7 +336,10 @@ class LoopSetup:
         if protected.is_of_trainer:
             return None
         has_resumed = self._is_joining or self.restored.step is not None
-        return UnprotectedStateCheck(protected, next=AFTER_RESUMING if has_resumed else 1)
+        loads = (self.phases[index].loads for index in range(len(self.phases)))
+        loaders = [streamed.feed.loader for streamed in loads if isinstance(streamed, Streamed)]
+        generators = None if has_resumed or self.ranks.rank else GeneratorCheck(protected, loaders)
+        return UnprotectedStateCheck(protected, next=AFTER_RESUMING if has_resumed else 1, generators=generators)
 
     def _make_observer(self, protected: Protected, dataset: MapDataset, place: RankPlacement) -> StepObserver | None:
         if self.rehearsal is None:

@@ -196,9 +196,10 @@ class Run:
         """Return an iterator over `steps` steps in which the script itself draws the samples.
 
         `batch.data` is the number of samples that this rank draws in the step. Draw them inside this step, with the
-        generators of torch, numpy or Python. The run seeds these generators for each step. So if a step is repeated
-        after a failure, the script draws the same samples, unless the world size has changed. `holdfast audit` counts
-        the samples, but cannot check which samples they were."""
+        global generators of torch, numpy or Python: leave out `generator=`. The run seeds these generators for each
+        step, and does not restore others. So if a step is repeated after a failure, the script draws the same samples,
+        unless the world size has changed. `holdfast audit` counts the samples, but cannot check which samples they
+        were."""
         samples = OwnSamples(global_batch * LONG)
         return self.batches(
             samples, global_batch=global_batch, steps=steps, micro_batches=micro_batches, collate_fn=len

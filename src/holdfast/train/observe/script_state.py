@@ -94,6 +94,13 @@ def frames_of_script(frame: FrameType | None) -> list[FrameType]:
     return frames
 
 
+def is_global(generator: object) -> bool:
+    """Return True if the run seeds the generator before each step: a global one of torch, numpy or Python."""
+    devices = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    seeded = (torch.default_generator, random._inst, np.random.mtrand._rand, *devices)
+    return any(generator is global_generator for global_generator in seeded)
+
+
 def saved_memory(state: object) -> set[int]:
     """Return the memory addresses of all tensors in the nested `state`."""
     tensors = (value for _, value in value_digests.leaves(state) if isinstance(value, torch.Tensor))
@@ -167,8 +174,7 @@ def _kind(place: Place, memory: set[int], things: set[int]) -> str | None:
     `memory` has the addresses of all saved tensors, and `things` the ids of the protected objects."""
     value = place.value
     if isinstance(value, GENERATORS):
-        keyed = (torch.default_generator, random._inst, np.random.mtrand._rand)  # the run seeds these
-        return None if any(value is generator for generator in keyed) else "generator"
+        return None if is_global(value) else "generator"
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
         if isinstance(value, torch.Tensor) and address(value) in memory:
             return None

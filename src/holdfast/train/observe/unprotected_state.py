@@ -3,7 +3,8 @@
 The check looks at the script's variables in the first steps, and at doubling intervals after that. It reports objects
 that change from one look to the next: modules, gradient scalers, schedulers, optimizers, and averages of a protected
 model in a class or dict of the script. It does not report objects that do not change, such as a frozen teacher, nor
-copies of a protected model that the script refreshes, nor metrics.
+copies of a protected model that the script refreshes, nor metrics. In the first steps, it also warns about random
+generators of the script.
 """
 
 import logging
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from holdfast.errors import BadInput
+from holdfast.train.observe.generators import GeneratorCheck
 from holdfast.train.observe.script_state import Place, starts
 from holdfast.train.observe.unprotected_objects import ProtectedValues, UnprotectedObject, unprotected_objects
 from holdfast.train.state.protected import Protected
@@ -28,10 +30,12 @@ logger = logging.getLogger(__name__)
 class UnprotectedStateCheck:
     """A check, at intervals, of the script's variables for state that changes in training and is not protected.
 
-    `next` is the number of optimizer steps after which the next check is due."""
+    `next` is the number of optimizer steps after which the next check is due. `generators` checks the script's random
+    generators in the first steps."""
 
     protected: Protected
     next: int = 1  # the number of optimizer steps after which to look again
+    generators: GeneratorCheck | None = None
     _looks: int = 0
     _seen: dict[int, "_Seen"] = field(default_factory=dict)
     _before: ProtectedValues | None = None
@@ -43,6 +47,7 @@ class UnprotectedStateCheck:
         After FIRST_STEPS training steps only warn. `stepped` counts the optimizer steps and `steps` the training steps
         of this attempt."""
         self.next = stepped + 1 if self._looks < CONSECUTIVE else 2 * stepped
+        self._warn_of_generators(frames := list(frames))
         now = ProtectedValues(self.protected)
         objects = unprotected_objects(starts(frames, {}), now, self._before, averages=self._looks <= CONSECUTIVE)
         lost = [found for found in objects if self._looks and (found.is_averaged_model or self._has_changed(found))]
@@ -54,6 +59,15 @@ class UnprotectedStateCheck:
             if found.place.name not in self._warned:
                 self._warned.add(found.place.name)
                 logger.warning("holdfast: %s", _line([found]))
+
+    def _warn_of_generators(self, frames: Sequence[FrameType]) -> None:
+        if self.generators and self._looks <= CONSECUTIVE:
+            lines = self.generators.look(starts(frames, {}))
+            for line in (line for line in lines if line not in self._warned):
+                self._warned.add(line)
+                logger.warning("%s", line)
+        else:
+            self.generators = None
 
     def _has_changed(self, now: UnprotectedObject) -> bool:
         before = self._seen.get(id(now.kept))

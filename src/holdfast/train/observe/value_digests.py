@@ -55,18 +55,22 @@ def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def of_generator(generator: Any) -> str:
     """Return a digest of the state of a random generator of Python, numpy or torch."""
-    if isinstance(generator, torch.Generator):
-        state: Any = generator.get_state()
-    elif isinstance(generator, random.Random):
-        state = generator.getstate()
-    elif isinstance(generator, np.random.Generator):
-        state = generator.bit_generator.state
-    elif isinstance(generator, np.random.RandomState):
-        state = generator.get_state(legacy=False)
-    else:
-        state = generator.state
+    state = generator_state(generator)
     values = [(path, value.tolist() if hasattr(value, "tolist") else value) for path, value in leaves(state)]
     return _digest(repr(values).encode())
+
+
+def generator_state(generator: Any) -> Any:
+    """Return the state of a random generator of Python, numpy or torch, as its own methods return it."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state(legacy=False)
+    return generator.state
 
 
 def _of_tensor(value: torch.Tensor, cheap: bool) -> str:
