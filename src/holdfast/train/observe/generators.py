@@ -65,9 +65,7 @@ def _words(generator: Any) -> Any:
         return None
     if isinstance(generator, random.Random):
         return np.array(generator.getstate()[1][:-1], np.uint32)
-    if isinstance(generator, np.random.RandomState):
-        generator = generator._bit_generator
-    bits = getattr(generator, "bit_generator", generator).state
+    bits = generator_state(generator)
     inner = bits["state"]
     return np.array(inner["key"]) if bits["bit_generator"] == "MT19937" else inner.get("inc")
 
