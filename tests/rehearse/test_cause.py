@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import Corrupt
+from holdfast.events import Detect, Restart
 from holdfast.rehearse.case import Cause, DivergenceCase
 from holdfast.rehearse.cause import of_a_killed_run, of_forgotten, of_unkilled_runs
 from holdfast.rehearse.compare import (
@@ -19,7 +20,7 @@ from holdfast.rehearse.compare import (
     unmatched,
     unstable,
 )
-from holdfast.rehearse.report import Rehearsed, lines
+from holdfast.rehearse.report import Rehearsed, lines, restarts_of_live_recovery
 from holdfast.train.observe import observations
 from holdfast.train.observe.observations import Ending, Observed, UnprotectedValue, Window, line, parse
 
@@ -417,3 +418,12 @@ def test_a_lost_value_is_named_before_a_counter_of_the_loop() -> None:
     found = judged(reference, [*reference[:2], other])
     assert found.why.startswith("it, a Thing, is not protected")
     assert "at the end of step 1, i is 0, and 1 in the reference" in found.evidence
+
+
+def test_kills_that_ended_in_a_restart_under_live_recovery_are_noted_with_the_reason() -> None:
+    killed = Detect(1, 1, 1, "signal", "was killed by SIGKILL")
+    gave_up = Detect(1, 1, 1, "peer", "cannot continue: a worker was lost: the run restarts from its newest snapshot.")
+    assert restarts_of_live_recovery([killed], 3) == ""
+    note = restarts_of_live_recovery([killed, gave_up, Restart(2, 2), killed], 3)
+    assert note == "1 of 3 kills ended in a restart, not in live recovery: a worker was lost"
+    assert f"note: {note}" in [*lines(Rehearsed(run="killed", restarted=note))]

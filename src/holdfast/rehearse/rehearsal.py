@@ -14,7 +14,7 @@ from rich.console import Console
 from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import BadInput
-from holdfast.events import Plan, Step
+from holdfast.events import Detect, Plan, Restart, Step
 from holdfast.faults.schedule import Failure
 from holdfast.finding import counted
 from holdfast.history.log import read_history
@@ -22,7 +22,7 @@ from holdfast.progress import Progress
 from holdfast.rehearse import cause
 from holdfast.rehearse.case import Cause, DivergenceCase
 from holdfast.rehearse.compare import divergence, first_steps, left_behind, live_divergence, unmatched, unstable
-from holdfast.rehearse.report import Rehearsed
+from holdfast.rehearse.report import Rehearsed, restarts_of_live_recovery
 from holdfast.runs.config import RunConfig
 from holdfast.supervise.error_record import read_error
 from holdfast.supervise.preload import warm
@@ -108,6 +108,7 @@ def _compare_killed(
         began=began,
         cause=cause.of_forgotten(forgotten, reference, killed),
         forgotten=forgotten,
+        restarted=_restarts(runner.out / KILLED, len(kills)) if is_live else "",
         untested=runner.untested(),
         unseen="" if trained > per_epoch else f"no epoch ended in these steps: give --steps {per_epoch + 2} or more",
     )
@@ -205,6 +206,11 @@ def _other_difference(reference: Path, killed: Path, steps: list[int]) -> str:
     fingerprints, expected = _fingerprints(killed), _fingerprints(reference)
     wrong = [step for step, rank in expected if fingerprints.get((step, rank)) != expected[step, rank]]
     return f"the recorded fingerprints differ since step {min(wrong)}" if wrong else ""
+
+
+def _restarts(folder: Path, kills: int) -> str:
+    events = (event.what for event in read_history(folder).events)
+    return restarts_of_live_recovery((event for event in events if isinstance(event, Restart | Detect)), kills)
 
 
 def _fingerprints(folder: Path) -> dict[tuple[int, int], str | None]:

@@ -1,13 +1,16 @@
 """The result of a rehearsal, and its lines on the terminal. No I/O."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from holdfast.events import Detect, Restart
+from holdfast.finding import counted
 from holdfast.rehearse.case import Cause
 from holdfast.rehearse.compare import Divergence
 from holdfast.train.observe.observations import Kill, UnprotectedValue, is_tensor
 
 SHOWN = 6
+GAVE_UP, RESTARTS = "cannot continue: ", ": the run restarts from its newest snapshot."  # of a failure's message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +26,7 @@ class Rehearsed:
     forgotten: dict[str, UnprotectedValue] | None = None  # values outside `run.protect` that kills lost without effect
     untested: str = ""  # what a single worker leaves untested
     unseen: str = ""  # why the rehearsal was too short
+    restarted: str = ""  # how many kills live recovery did not handle, and why
 
 
 def lines(result: Rehearsed) -> Iterator[str]:
@@ -34,7 +38,7 @@ def lines(result: Rehearsed) -> Iterator[str]:
         if named := [f"{path} ({value.type})" for path, value in (result.forgotten or {}).items()]:
             text = ", ".join(named[:SHOWN]) + (f" and {len(named) - SHOWN} more" if len(named) > SHOWN else "")
             yield f"note: not protected and different after a kill, without an effect so far: {text}"
-        yield from (f"note: {note}" for note in (result.untested, result.unseen) if note)
+        yield from (f"note: {note}" for note in (result.restarted, result.untested, result.unseen) if note)
         return
     if result.divergence:
         yield from _difference(result.divergence)
@@ -45,6 +49,18 @@ def lines(result: Rehearsed) -> Iterator[str]:
         yield f"  seen: {line}"
     if result.cause.instead:
         yield f"instead: {result.cause.instead}"
+
+
+def restarts_of_live_recovery(events: Iterable[Restart | Detect], kills: int) -> str:
+    """Return how many of the `kills` ended in a restart, and the first reason; "" if there was no restart."""
+    seen = [*events]
+    restarts = sum(isinstance(event, Restart) for event in seen)
+    messages = (event.message for event in seen if isinstance(event, Detect))
+    why = next((text.removeprefix(GAVE_UP) for text in messages if text.startswith(GAVE_UP)), "")
+    reason = f": {why.removesuffix(RESTARTS)}" if why else ""
+    return (
+        f"{restarts} of {counted(kills, 'kill')} ended in a restart, not in live recovery{reason}" if restarts else ""
+    )
 
 
 def _difference(divergence: Divergence) -> Iterator[str]:
