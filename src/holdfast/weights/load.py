@@ -54,6 +54,8 @@ def load(
 
         model.load_state_dict(hf.load("runs/a", name="model"))
 
+    A protected dict, list or tensor comes back as `{"value": ...}`, with the values of rank 0.
+
     With `tensor`, the function reads and returns only this tensor of the state `name`. If the run has a single model,
     you may leave out `name`: the tensor is then taken from this model. The keys of nested dicts are joined by slashes:
 
