@@ -81,7 +81,10 @@ def one_plan(record: RunRecord) -> tuple[Verdict, str]:
     if error := next(filter(None, (_wrong_groups(record, session) for session, _ in record.plans)), None):
         return "fail", error
     attempts = counted(len({session.attempt for session, _ in record.plans}), "attempt")
-    lengths_of_phases = ", then ".join(map(_length_text, plan.phases))
+    is_drawn = any(
+        recorded.own or any(later.get("own") for later in recorded.later_phases) for _, recorded in record.plans
+    )
+    lengths_of_phases = ", then ".join(map(_drawn_length_text if is_drawn else _length_text, plan.phases))
     parts = [f"{attempts} by one plan: {lengths_of_phases}"]
     lengths = list(dict.fromkeys(rank_plan.steps for _, rank_plan in record.plans))
     parts += [f"extended from {' to '.join(map(str, lengths))} steps"] if len(lengths) > 1 else []
@@ -124,6 +127,11 @@ def _length_text(phase: SamplePlan) -> str:
     if phase.limit is None or phase.limit == phase.epochs * steps:
         return f"{epochs} of {counted(steps, 'step')} of {samples}"
     return f"{phase.limit} of the {counted(phase.epochs * steps, 'step')} of {epochs}, with {samples} a step"
+
+
+def _drawn_length_text(phase: SamplePlan) -> str:
+    """Return the length of a phase whose samples the script draws itself: it has no epochs."""
+    return f"{counted(phase.steps, 'step')} of {counted(phase.batch, 'sample')}"
 
 
 def _wrong_length(record: RunRecord) -> str | None:

@@ -360,7 +360,8 @@ def _compare(one: _StepRange, again: _StepRange, found: _Comparison) -> set[int]
     states = ~unknown & (before != after)
     with np.errstate(invalid="ignore"):
         losses = np.abs(earlier.steps.loss[a] - later.steps.loss[b]) > 0  # where both were logged
-    buffers = states & (earlier.steps.shared[a] == later.steps.shared[b])
+    has_shards = earlier.plan is not None and earlier.plan.sharded  # then shards are in the same half as buffers
+    buffers = states & (earlier.steps.shared[a] == later.steps.shared[b]) & (not has_shards)
     for what, differs in (("state", states & ~buffers), (ONLY_BUFFERS, buffers), ("loss", losses)):
         if differs.any():
             different = tuple(steps[differs].tolist())

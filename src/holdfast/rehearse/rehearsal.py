@@ -110,7 +110,9 @@ def _compare_killed(
         forgotten=forgotten,
         restarted=_restarts(runner.out / KILLED, len(kills)) if is_live else "",
         untested=runner.untested(),
-        unseen="" if trained > per_epoch else f"no epoch ended in these steps: give --steps {per_epoch + 2} or more",
+        unseen=""
+        if trained > per_epoch or plan.own
+        else f"no epoch ended in these steps: give --steps {per_epoch + 2} or more",
     )
 
 
