@@ -379,9 +379,11 @@ def _has_shares_of(ranks: Ranks, world: int, conditions: Mapping[str, JSON]) -> 
 
 
 def _of_another_run(store: Store, step: int, differences: list[str]) -> BadInput:
+    is_batch = any(difference.startswith("batch is ") for difference in differences)
+    constant = "write global_batch as a constant if the script computes it from run.world_size, " if is_batch else ""
     return BadInput(
         f"the snapshot of step {step} in {store} is of another model or config ({listed(differences)}): "
-        "train with what it was saved with, name another folder with --out, or remove the run with `holdfast runs rm`."
+        f"{constant}train with what it was saved with, name another folder with --out, or remove the run with `holdfast runs rm`."
     )
 
 
