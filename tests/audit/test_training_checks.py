@@ -48,6 +48,13 @@ class TestUnknownArguments:
         assert (verdict, "or with other arguments" in because) == ("pass", True)
 
 
+def test_a_difference_of_a_sharded_model_is_not_said_to_be_one_of_its_buffers() -> None:
+    run = TestBuffersOfRank1().run(digest("own", 0, 9), [11, 12])
+    run.events = changed(run.events, is_a(Plan), sharded=True)
+    verdict, because = run.found("repeated_steps_agree")
+    assert (verdict, "(step 11) came out with another state in attempt 2 than in 1" in because) == ("fail", True)
+
+
 class TestBuffersOfRank1:
     """A snapshot holds rank 0's buffers. Rank 1 had others, such as an average of its own BatchNorm statistics."""
 

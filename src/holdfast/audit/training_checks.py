@@ -243,13 +243,15 @@ def repeated_steps_agree(record: RunRecord) -> tuple[Verdict, str]:
 
 def _difference_text(record: RunRecord, found: _Comparison, differences: Sequence[_Difference]) -> str:
     first = min(differences, key=lambda item: (item.again, item.step, item.who))
+    is_sharded = any(plan.sharded for _, plan in record.plans)
+    what = "state" if is_sharded and first.what == ONLY_BUFFERS else first.what  # shards are fingerprinted with buffers
     differing = {step for item in differences for step in item.steps}
     ranks = sorted({item.who for item in differences}, key=lambda who: int(who.removeprefix("rank-")))
     repeated = len(found.same | found.unknown | differing)
     is_same_on_rank_0 = first.step in found.same_on_rank_0 and "rank-0" not in ranks
     return (
         f"{len(differing)} of {counted(repeated, 'repeated step')} came out otherwise, on {_listed(ranks)}; first, "
-        f"{record.step_name(first.step)} came out with another {first.what} in attempt {first.again} than in {first.first}"
+        f"{record.step_name(first.step)} came out with another {what} in attempt {first.again} than in {first.first}"
         f"{', but rank-0 came out the same' if is_same_on_rank_0 else ''}; {_continued_text(found)}"
     )
 
@@ -360,8 +362,7 @@ def _compare(one: _StepRange, again: _StepRange, found: _Comparison) -> set[int]
     states = ~unknown & (before != after)
     with np.errstate(invalid="ignore"):
         losses = np.abs(earlier.steps.loss[a] - later.steps.loss[b]) > 0  # where both were logged
-    has_shards = earlier.plan is not None and earlier.plan.sharded  # then shards are in the same half as buffers
-    buffers = states & (earlier.steps.shared[a] == later.steps.shared[b]) & (not has_shards)
+    buffers = states & (earlier.steps.shared[a] == later.steps.shared[b])
     for what, differs in (("state", states & ~buffers), (ONLY_BUFFERS, buffers), ("loss", losses)):
         if differs.any():
             different = tuple(steps[differs].tolist())
