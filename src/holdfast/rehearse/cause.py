@@ -77,7 +77,7 @@ def _own_generator(case: DivergenceCase) -> Cause | None:
     path, generator = next(iter(values.items()))
     return Cause(
         word="a generator of its own",
-        why=f"{path} is a {generator.type}, a generator that is not torch's, numpy's or Python's own: after the kill it "
+        why=f"{path} is a {generator.type} that the script made, and the run sets only the global generators: after the kill it "
         "started over and draws other numbers",
         instead=protection(path, generator),
         evidence=(
