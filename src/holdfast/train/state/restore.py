@@ -24,7 +24,6 @@ from holdfast.checkpoint.store import Store
 from holdfast.distributed.ranks import Ranks
 from holdfast.errors import BadInput, Corrupt, InitialWeightsLost, NoSnapshot, StorageFailed
 from holdfast.events import JSON, Commit
-from holdfast.finding import counted
 from holdfast.sampler.plan import LENGTH, SamplePlan
 from holdfast.sampler.run_plan import RunPlan, phases_of
 from holdfast.train.state.attempt import AttemptContext
@@ -366,10 +365,11 @@ def _load(found: ReadSnapshot, attempt: AttemptContext, ranks: Ranks, protected:
     if isinstance(own, list) and ranks.rank == 0 and any(values != own[0] for values in own):
         logger.warning(
             "holdfast: protected plain values (%s) differed between the %d ranks that saved them, and the samples are divided "
-            "into %s now: all ranks use those of rank 0. run.sum and run.mean combine them.",
+            "into %d %s now: all ranks use those of rank 0. run.sum and run.mean combine them.",
             ", ".join(own[0]),
             len(own),
-            counted(ranks.shares, "share"),
+            ranks.shares,
+            "share" if ranks.shares == 1 else "shares",
         )
     return FlatState(found.tensors, {STATE: extra[STATE]})
 
