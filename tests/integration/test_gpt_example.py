@@ -40,7 +40,7 @@ def test_the_plain_script_trains(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     ("name", "proved"),
     [
         ("gpt", "none repeated, missing or extra"),
-        ("gpt_own", "which samples the script drew is not checked"),
+        ("gpt_own", "which samples it drew is not checked"),
     ],
 )
 def test_killed_twice_it_ends_with_the_bits_of_a_run_that_never_failed(start: Start, name: str, proved: str) -> None:

@@ -182,7 +182,6 @@ def test_training_shows_when_it_begins_and_which_nodes_and_blocks_it_loses(
 
     assert shown.exit_code == 0, shown.output
     assert [line for line in shown.stderr.splitlines() if line] == [
-        "starting Ray, 2 nodes and 2 workers; this can take a minute",
         "training on 2 nodes and 2 workers",
         "node 0 was lost in iteration 12: its process died",
         "2 blocks restored; iteration 12 is done",

@@ -120,7 +120,6 @@ def train(
     with progress_bars() as bars:
         task = bars.add_task("starting", total=iterations)
         lines = _Lines(bars.console.print, settings.out)
-        lines.show(f"starting Ray, {members}; this can take a minute")
 
         def report(status: "Status") -> None:
             lines.follow(f"training on {members}", status.failures)
