@@ -18,8 +18,6 @@ from holdfast.train.observe.script_state import GENERATORS, Place, Search, is_gl
 from holdfast.train.observe.value_digests import generator_state, leaves, of_generator
 from holdfast.train.state.protected import Protected
 
-MOST_RENEWALS = 200  # of the 624 words of a Mersenne Twister, between two looks
-
 
 class GeneratorCheck:
     """A search, after each of the first steps, for generators that were drawn from since the last search.
@@ -43,7 +41,10 @@ class GeneratorCheck:
 
 
 class _Seeding:
-    """The part of a generator's state that changes if it is seeded again."""
+    """The part of a generator's state that changes if it is seeded again.
+
+    A Mersenne Twister also changes it after 624 draws, and then counts as seeded again: no warning is better than a wrong
+    one."""
 
     def __init__(self, generator: Any) -> None:
         self._seed = generator.initial_seed() if isinstance(generator, torch.Generator) else None
@@ -53,10 +54,7 @@ class _Seeding:
         """Return True if `generator` can have its present state without having been seeded again."""
         if isinstance(generator, torch.Generator):
             return bool(generator.initial_seed() == self._seed)
-        if isinstance(self._words, np.ndarray):
-            now = _words(generator)
-            return any(np.array_equal(words, now) for words in _renewed(self._words))
-        return bool(_words(generator) == self._words)
+        return bool(np.array_equal(_words(generator), self._words))
 
 
 def _words(generator: Any) -> Any:
@@ -68,15 +66,6 @@ def _words(generator: Any) -> Any:
     bits = generator_state(generator)
     inner = bits["state"]
     return np.array(inner["key"]) if bits["bit_generator"] == "MT19937" else inner.get("inc")
-
-
-def _renewed(words: Any) -> Iterator[Any]:
-    """Yield `words`, and the words of the same Mersenne Twister after each of its next renewals."""
-    twister = np.random.MT19937()
-    twister.state = {"bit_generator": "MT19937", "state": {"key": words, "pos": len(words)}}
-    for _ in range(MOST_RENEWALS):
-        yield twister.state["state"]["key"]
-        twister.random_raw(len(words), output=False)
 
 
 def _unrestored(places: Iterable[Place], protected: Protected, loaders: Iterable[object]) -> list[Place]:
