@@ -78,7 +78,8 @@ def test_a_run_whose_raylet_is_killed_says_so_keeps_its_history_and_leaves_no_pr
         _, said = run.communicate(timeout=DEADLINE)
 
     assert run.returncode == 2, said.decode()
-    (line,) = said.decode().splitlines()
+    started, line = said.decode().splitlines()
+    assert started == "training on 1 node and 1 worker"
     assert line.startswith(f"holdfast: Ray's process raylet (pid {killed}) was ended by SIGKILL after ")
     assert f"history is kept in {history.parent}, and its checkpoints in {tmp_path / 'run' / 'checkpoints'}" in line
     assert line.endswith("Start the run again with another --out.")
