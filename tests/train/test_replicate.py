@@ -11,7 +11,6 @@ from holdfast.distributed.membership import Coordination
 from holdfast.errors import BadInput
 from holdfast.live.recovery import LiveRecovery
 from holdfast.train.replicate import Replica
-from holdfast.train.state.protected import unwrapped
 from supervisor_process import SUPPORT, Start
 
 Found = list[dict[str, Any]]
@@ -89,11 +88,6 @@ def test_torch_compile_finds_the_replicated_model_in_its_forward(sums: Found) ->
 
 def test_a_replicated_model_can_be_copied(sums: Found) -> None:
     assert all(each["copied"] for each in sums)
-
-
-def test_a_model_that_is_not_wrapped_is_itself() -> None:
-    net = nn.Linear(1, 1)
-    assert unwrapped(net) is net
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from attached_runs import attach
 from finished_run import last
 from holdfast.errors import BadInput
 from holdfast.train.iterators import Batch, moved
-from holdfast.train.state.protected import Protected, plain_state
+from holdfast.train.state.protected import Protected
+from holdfast.train.state.unwrapped_models import uncompiled_state
 
 Pair = namedtuple("Pair", "x y")
 
@@ -112,24 +113,8 @@ def test_names_in_a_snapshot_are_those_of_the_plain_model(tmp_path: Path, wrap: 
     plain = Net()
     saved = Protected({"model": model}).capture()["model"]
     plain.load_state_dict(saved)
-    assert plain_state(model)._metadata == plain.state_dict()._metadata  # type: ignore[attr-defined]
+    assert uncompiled_state(model)._metadata == plain.state_dict()._metadata  # type: ignore[attr-defined]
     assert wrap == "part" or type(run.unwrap(model)) is Net
-
-
-def test_a_state_of_a_compiled_model_is_restored_into_plain_and_compiled_models() -> None:
-    one, other, third = compiled(Net()), Net(), Net()
-    third.first = compiled(third.first)
-    saved = Protected({"model": one}).capture()
-    for model in (other, third, compiled(Net())):
-        protected = Protected({"model": model})
-        assert protected.differences(saved) == []
-        protected.restore(saved)
-        assert torch.equal(dict(model.named_parameters())[_name(model)], one.first.weight)
-    assert Protected({"model": one}).signature() == Protected({"model": other}).signature()
-
-
-def _name(model: nn.Module) -> str:
-    return next(name for name, _ in model.named_parameters() if name.endswith("weight"))
 
 
 def test_tab_completion_shows_what_is_loaded_when_first_used() -> None:

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import BadInput, Corrupt, NoSnapshot
 from holdfast.events import Commit, Recover
 from holdfast.history.log import HistoryWriter
-from holdfast.train.state.protected import own_keys
 from holdfast.weights.export import export
 from holdfast.weights.locate import missing_commit
 
@@ -173,21 +171,6 @@ def test_plain_torch_safetensors_and_dcp_read_equal_bits_without_holdfast(tmp_pa
     )
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout) == {"format": "pt"}  # transformers asks for it
-
-
-def test_keys_are_the_users_own() -> None:
-    model = network()
-    plain = model.state_dict()
-    compiled = compiled_model(model).state_dict()
-    inside = nn.Sequential(compiled_model(nn.BatchNorm1d(2))).state_dict()
-    both = OrderedDict((f"_orig_mod.module.{key}", value) for key, value in plain.items())
-    for wrapped in (compiled, both):
-        assert list(wrapped) != list(plain)
-        assert list(own_keys(wrapped)) == list(plain)
-    assert own_keys(compiled)._metadata.keys() >= plain._metadata.keys()  # type: ignore[attr-defined]
-    assert next(iter(own_keys(inside))) == "0.weight"
-    mine = nn.ModuleDict({"module": nn.Linear(1, 1)}).state_dict()
-    assert list(own_keys(mine)) == ["module.weight", "module.bias"]
 
 
 def test_a_snapshot_of_a_compiled_model_is_exported_with_its_own_keys(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from holdfast import progress
 from holdfast.checkpoint.payload import flatten
 from holdfast.errors import BadInput
 from holdfast.progress import restart_needed
-from holdfast.train.state.protected import Protected, digest, tree_digest
+from holdfast.train.state.protected import Protected
+from holdfast.train.state.state_digests import digest, tree_digest
 from holdfast.train.step_log import Fingerprints, WorkDone
 
 ONLY_SUPERVISED = (

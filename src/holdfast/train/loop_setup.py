@@ -42,10 +42,11 @@ from holdfast.train.observe.unprotected_state import AFTER_RESUMING, Unprotected
 from holdfast.train.replicate import Replica
 from holdfast.train.state import restore, rng
 from holdfast.train.state.attempt import AttemptContext, MemberRecorder, Recorder
-from holdfast.train.state.protected import Protected, plain_name, unwrapped
+from holdfast.train.state.protected import Protected
 from holdfast.train.state.restore import RestoredState
 from holdfast.train.state.save import CheckpointSaver, Conditions, NoSaver, Saves
 from holdfast.train.state.shards import local
+from holdfast.train.state.unwrapped_models import uncompiled_key, unwrapped
 from holdfast.train.step_log import (
     Fingerprints,
     LoggedLoss,
@@ -322,7 +323,7 @@ class LoopSetup:
         """Return the parameters that have the same values on every rank, by name."""
         names = {id(thing): name for name, thing in self.protected.things.items()}
         return {
-            f"{names.get(id(model), f'model {number}')}/{plain_name(name)}": parameter
+            f"{names.get(id(model), f'model {number}')}/{uncompiled_key(name)}": parameter
             for number, model in enumerate(unwrapped(replica.ddp) for replica in self.replicas)
             for name, parameter in model.named_parameters()
             if name not in self.replicas[number].ddp.parameters_to_ignore

@@ -23,7 +23,9 @@ from holdfast.train.data.stream import LONG, Loader, LoaderBatches, OwnSamples, 
 from holdfast.train.evaluation import DatasetShard, RankReducer
 from holdfast.train.iterators import Batches, Epochs
 from holdfast.train.session import Session
-from holdfast.train.state.protected import Protectable, Value, unwrapped
+from holdfast.train.state.object_state import Protectable
+from holdfast.train.state.plain_values import PlainValue
+from holdfast.train.state.unwrapped_models import unwrapped
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh  # a slow import that few scripts need
@@ -107,7 +109,7 @@ class Run:
         run has a single rank, the method returns the model itself."""
         return cast(Model, self._session.replicate(model, options))
 
-    def protect(self, **things: Protectable | Value) -> None:
+    def protect(self, **things: Protectable | PlainValue) -> None:
         """Name the objects that every snapshot contains. If the run resumes from a snapshot, this call restores them.
 
         Each object must have `state_dict` and `load_state_dict`, or be a dict or list of plain values, tensors and

@@ -40,7 +40,9 @@ from holdfast.train.observe import observer
 from holdfast.train.replicate import Replica
 from holdfast.train.state import protect_checks, restore, rng
 from holdfast.train.state.attempt import AttemptContext, NoRecorder, Recorder, await_standby, begin
-from holdfast.train.state.protected import Protectable, Protected, Value
+from holdfast.train.state.object_state import Protectable
+from holdfast.train.state.plain_values import PlainValue
+from holdfast.train.state.protected import Protected
 from holdfast.train.state.restore import RestoredState, SnapshotFetch
 from holdfast.train.step_log import LoggedLoss
 from holdfast.train.stopping import Stopping
@@ -170,7 +172,7 @@ class Session:
         if self._loop:
             self._loop.while_summing()
 
-    def protect(self, things: Mapping[str, Protectable | Value]) -> None:
+    def protect(self, things: Mapping[str, Protectable | PlainValue]) -> None:
         """Include `things` in every snapshot; restore them from the newest snapshot or the run's initial weights."""
         if self.protected is not None:
             raise BadInput("protect() was called before: name everything in one call.")

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from holdfast.distributed.ranks import Ranks
 from holdfast.errors import BadInput
 from holdfast.live.sharded.shard_recovery import ShardedRecovery
-from holdfast.train.state.protected import listed
+from holdfast.train.state.differences import listed
 from holdfast.train.state.shards import is_dtensor
 
 SHARD, REPLICATE, TENSOR = "shard", "replicate", "tensor"

@@ -20,8 +20,10 @@ from holdfast.checkpoint.sharding import is_empty
 from holdfast.checkpoint.stored_tensor import StoredTensor, map_leaves
 from holdfast.errors import BadInput
 from holdfast.runs.config import WeightsSource
-from holdfast.train.state.protected import Protected, listed, own_keys, without_wrappers
+from holdfast.train.state.differences import listed
+from holdfast.train.state.protected import Protected
 from holdfast.train.state.shards import held_box, local, read_as_held
+from holdfast.train.state.unwrapped_models import unwrapped_key, unwrapped_state
 from holdfast.weights.source import SourceContent, verified_content
 
 logger = logging.getLogger(__name__)
@@ -53,7 +55,7 @@ def match(
 
     Keys in `content` may be nested or prefixed; the interpretation that shares most keys with `model` is used. Each
     group of keys in `tied` stands for a single parameter of the model, so `content` needs only one key of the group."""
-    keys = dict(zip(own_keys(model), model, strict=True))  # the user's own keys to the model's keys
+    keys = dict(zip(unwrapped_state(model), model, strict=True))  # the user's own keys to the model's keys
     readings = _readings(name, content, keys)
     best = max(readings, key=lambda reading: (len(reading.keys() & keys.keys()), len(reading)))
     best = _with_tied(best, {key: own for own, key in keys.items()}, tied)
@@ -75,10 +77,10 @@ def _readings(name: str, content: Mapping[str, Any], keys: Collection[str]) -> I
     for reading in (flat, *(content[key] for key in inside if isinstance(content.get(key), Mapping))):
         weights = {str(key): value for key, value in reading.items()}
         yield weights
-        yield {without_wrappers(key): value for key, value in weights.items()}
+        yield {unwrapped_key(key): value for key, value in weights.items()}
         for prefix in inside:
             inner = {key: value for key, value in weights.items() if key.startswith(f"{prefix}.")}
-            yield {without_wrappers(key.removeprefix(f"{prefix}.")): value for key, value in inner.items()}
+            yield {unwrapped_key(key.removeprefix(f"{prefix}.")): value for key, value in inner.items()}
 
 
 def _with_tied(reading: dict[str, Any], own: Mapping[str, str], tied: Collection[Collection[str]]) -> dict[str, Any]:

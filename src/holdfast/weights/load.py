@@ -12,8 +12,9 @@ from holdfast.checkpoint.snapshot import PassedOver
 from holdfast.checkpoint.store import Store
 from holdfast.checkpoint.stored_tensor import StoredTensor, of_snapshot, read_all, tensors_in
 from holdfast.errors import BadInput, NoSnapshot
-from holdfast.train.state.protected import SHOWN, is_model, own_keys
+from holdfast.train.state.differences import SHOWN
 from holdfast.train.state.restore import check_of_a_run
+from holdfast.train.state.unwrapped_models import is_model_state, unwrapped_state
 from holdfast.weights.locate import store_of
 
 T = TypeVar("T")
@@ -28,7 +29,7 @@ class SavedStates:
 
     @property
     def models(self) -> list[str]:
-        return [name for name, state in self.states.items() if is_model(state)]
+        return [name for name, state in self.states.items() if is_model_state(state)]
 
     def state(self, name: str) -> Any:
         if name not in self.states:
@@ -93,7 +94,9 @@ def open_states(store: Store, step: int) -> SavedStates:
         name: of_snapshot(reader, name, position) for position, name in enumerate(reader.in_file_order())
     }
     states = unflatten(tensors, reader.extra).items()
-    return SavedStates(step, {name: own_keys(state) if is_model(state) else state for name, state in states})
+    return SavedStates(
+        step, {name: unwrapped_state(state) if is_model_state(state) else state for name, state in states}
+    )
 
 
 def _tensor(saved: SavedStates, name: str | None, tensor: str) -> StoredTensor:

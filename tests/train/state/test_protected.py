@@ -1,4 +1,4 @@
-"""What is protected comes back bit by bit, whatever its type; what differs is named."""
+"""What is protected comes back bit by bit, whatever its type."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch.optim import lr_scheduler
 
 from holdfast.checkpoint.payload import flatten, unflatten
 from holdfast.errors import BadInput
-from holdfast.train.state.protected import SHOWN, Protected, listed
+from holdfast.train.state.protected import Protected
 
 SCHEDULERS: dict[str, dict[str, Any]] = {
     "StepLR": {"step_size": 2},
@@ -125,30 +125,6 @@ def test_buffers_belong_to_the_state() -> None:
     Protected({"model": other}).restore(saved)
     assert torch.equal(other.running_mean, net.running_mean)  # type: ignore[arg-type]
     assert other.num_batches_tracked == 1
-
-
-def test_what_differs_is_named() -> None:
-    saved = Protected({"model": nn.Linear(3, 2), "optimizer": torch.optim.SGD(nn.Linear(3, 2).parameters())}).capture()
-    net = nn.Linear(3, 4, bias=False).double()
-    now = Protected({"model": net, "optimizer": torch.optim.SGD(net.parameters()), "scheduler": nn.Identity()})
-    assert now.differences(saved) == [
-        "scheduler was not protected",
-        "model.weight is float64[4, 3], not float32[2, 3]",
-        "model.bias is gone",
-        "optimizer has groups of [1] parameters, not [2]",
-    ]
-
-
-@pytest.mark.parametrize("saved", [7, None, [], {"param_groups": 7}, {"param_groups": [{}]}])
-def test_a_state_of_any_other_form_is_a_difference(saved: Any) -> None:
-    net = nn.Linear(2, 1)
-    protected = Protected({"optimizer": torch.optim.SGD(net.parameters(), lr=0.1)})
-    assert protected.differences({"optimizer": saved}) == ["optimizer was something else"]
-
-
-def test_of_many_differences_the_first_are_named_and_the_others_counted() -> None:
-    assert listed([str(number) for number in range(SHOWN + 3)]).endswith("3; and 3 more")
-    assert "more" not in listed(["one", "two"])
 
 
 def test_a_thing_that_does_not_take_its_state_back_is_named() -> None:

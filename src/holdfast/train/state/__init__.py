@@ -1,1 +1,1 @@
-"""The protected state of a training process: its objects, saving them and restoring them."""
+"""The objects that a run protects: how they are saved and restored."""

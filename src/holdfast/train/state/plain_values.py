@@ -12,7 +12,7 @@ import base64
 import copy
 import json
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ import torch
 from holdfast.checkpoint.payload import flatten, unflatten
 from holdfast.errors import BadInput
 
+PlainValue: TypeAlias = dict[Any, Any] | list[Any] | torch.Tensor | np.ndarray[Any, Any]
+"""A value that is restored in place."""
 MAX_BYTES = 1 << 20  # of the plain values of one rank: they go through the workers' store
 VALUE = "value"
 KEPT = "kept"  # the paths of tensors in the value that the script has not replaced since it protected the value

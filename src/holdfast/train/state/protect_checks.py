@@ -12,7 +12,8 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.errors import BadInput
-from holdfast.train.state.protected import Protected, listed
+from holdfast.train.state.differences import listed
+from holdfast.train.state.protected import Protected
 
 _OLD_MODULES = {("torch.distributed.fsdp", "FullyShardedDataParallel"): "FSDP (FullyShardedDataParallel)"}
 _OLD_TENSORS = {("torch.distributed.fsdp._flat_param", "FlatParameter"): "FSDP (FullyShardedDataParallel)"}

@@ -27,7 +27,8 @@ from holdfast.events import JSON, Commit
 from holdfast.sampler.plan import LENGTH, SamplePlan
 from holdfast.sampler.run_plan import RunPlan, phases_of
 from holdfast.train.state.attempt import AttemptContext
-from holdfast.train.state.protected import Protected, digest, listed, tree_digest
+from holdfast.train.state.differences import listed
+from holdfast.train.state.protected import Protected
 from holdfast.train.state.save import (
     CONDITIONS,
     CONFIG,
@@ -38,9 +39,9 @@ from holdfast.train.state.save import (
     STATE,
     STOPPED,
     TENSOR_PARALLEL,
-    state_digest,
 )
 from holdfast.train.state.shards import read_parts
+from holdfast.train.state.state_digests import digest, snapshot_digest, tree_digest
 
 logger = logging.getLogger(__name__)
 RESTORED = "restored"
@@ -340,7 +341,7 @@ def _record_commit(attempt: AttemptContext, found: SnapshotReader) -> None:
 
 
 def _digest_of_commit(found: SnapshotReader) -> str:
-    return state_digest(found.manifest.tensors, tree_digest(FlatState({}, {STATE: found.extra[STATE]})))
+    return snapshot_digest(found.manifest.tensors, tree_digest(FlatState({}, {STATE: found.extra[STATE]})))
 
 
 def _is_stopped(found: SnapshotReader) -> bool:

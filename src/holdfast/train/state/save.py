@@ -31,8 +31,9 @@ from holdfast.sampler.run_plan import RunPlan
 from holdfast.stall import Stall
 from holdfast.train.state import rng
 from holdfast.train.state.attempt import AttemptContext
-from holdfast.train.state.protected import Protected, tree_digest
+from holdfast.train.state.protected import Protected
 from holdfast.train.state.shards import DividedState
+from holdfast.train.state.state_digests import snapshot_digest, tree_digest
 
 logger = logging.getLogger(__name__)
 STATE = "state"  # everything of the protected objects but their tensors
@@ -94,11 +95,6 @@ class Conditions:
                 self.threads,
                 threads,
             )
-
-
-def state_digest(tensors: str, tree: str) -> str:
-    """Return the digest of a snapshot, given `tensors` and `tree`: the digests of its tensors and of its other state."""
-    return str(xxhash.xxh3_128_hexdigest(f"{tensors} {tree}".encode()))
 
 
 class Saves(Protocol):
@@ -247,7 +243,7 @@ class CheckpointSaver:
         record, number = self.attempt.record, self.attempt.number
         for save in durable:
             record.append(Save(number, save.step, self.config.writer, save.bytes, save.stall, save.retries))
-            state, stops = state_digest(save.digest, self._trees.pop(save.step)), save.step in self._stops
+            state, stops = snapshot_digest(save.digest, self._trees.pop(save.step)), save.step in self._stops
             record.append(Commit(number, save.step, save.bytes, save.seconds, state=state, stops=stops))
         if durable:
             record.flush()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard, TypeVar
 
 import torch
+from torch import nn
 
 from holdfast.blocks.division import Array
 from holdfast.checkpoint import payload, sharding
@@ -30,6 +31,11 @@ def is_dtensor(value: object) -> "TypeGuard[Any]":
     # A DTensor exists only after this import, which is slow.
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     return kind is not None and isinstance(value, kind)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return True if parameters of `model` are distributed over the ranks, as with FSDP2."""
+    return any(is_dtensor(parameter) for parameter in model.parameters())
 
 
 def local(value: T) -> T:
