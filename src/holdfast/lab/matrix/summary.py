@@ -18,7 +18,7 @@ DIGITS = 4
 TIMES = {  # the causes of wall-clock time, for readers
     "compute": "training, including the wait for the other ranks in all-reduces",
     "snapshot": "training waits while the state is copied for a save",
-    "enqueue": "training waits while the copy is handed to the writer",
+    "enqueue": "training waits while the run decides where each tensor goes in the file",
     "backpressure": "training waits because an earlier save is still being written",
     "write": "training waits while the save is written",
     "sync": "training waits for the other ranks during a save",
