@@ -90,8 +90,8 @@ SHARDED = {
     "undisturbed run": "the same run without a failure.",
     "lag": "the number of steps by which a run is behind the undisturbed run at the same loss. This is the cost of a failure. A "
     "negative lag means that the run is ahead.",
-    "rollback": "all ranks return to the newest snapshot. Claims divide the mean lag of a strategy by the cost of a rollback: "
-    "0.15 means 15 % of that cost.",
+    "rollback": "all ranks return to the newest snapshot. This costs as many steps as the snapshot is old. The claims below "
+    "divide the mean lag of a strategy by this cost: 0.15 means 15 % of the cost of a rollback.",
     "`whole`": "the lost ranks take their shards from the newest snapshot, as in the SCAR paper (Qiao et al., ICML 2019).",
     "`fresh`, `fresh-averaged`, `fresh-zeroed`": "the lost ranks take the gathered weights: the copies that all ranks had "
     "received for the last forward pass. The moments of AdamW are lost with the ranks. `fresh` takes the moments from "
@@ -100,10 +100,10 @@ SHARDED = {
     "`zero-weights`": "the lost weights become 0. The moments are those of `fresh-averaged`.",
     "`neighbours`": "the lost weights and moments become the mean of the rows of the nearest surviving ranks (an idea of "
     "the CheckFree paper, Blagoev et al., 2025).",
-    "`shadow`": "the lost ranks take their shards from copies on other ranks. The rank that kept a copy had applied to it "
-    "the same optimizer steps as the owner of the shard.",
-    "noise floor": "the lag of runs in which nothing is lost and all weights are only rounded to bfloat16. Smaller lags are "
-    "chance.",
+    "`shadow`": "the lost ranks take their shards from copies on other ranks. The rank that keeps a copy makes the same "
+    "optimizer steps on it as the owner makes on the shard.",
+    "noise floor": "the lag (root mean square) of runs in which nothing is lost, but all weights are rounded to bfloat16 once. "
+    "A smaller lag can be chance.",
 }
 MATRIX = {
     "variant": "a recovery method with a way to save. `reference` has no failures. `blocking` and `overlapped` restart all "
@@ -117,8 +117,8 @@ MATRIX = {
     "8:backward=0.5` means that rank 1 is killed in step 8, when half of the backward pass is done.",
     "goodput": "the number of useful steps per second of wall clock. Steps that are trained again do not count.",
     "stall": "the time for which training waits for saves.",
-    "audit and quality gates": "checks that every run must pass. The audit checks the history of the run; the gates check, "
-    "for example, that exactly the planned failures happened.",
+    "audit and quality gates": "checks that every run must pass. The audit checks the run's log of events, for example that "
+    "no sample was trained twice. The gates check, for example, that exactly the planned failures happened.",
     "`batch`, `save_every`, `max_inflight`": "settings of a run. `batch` is the number of samples of a step over all workers, "
     "`save_every` the number of steps between two saves, and `max_inflight` the number of saves that may be written at the "
     "same time.",
@@ -231,10 +231,9 @@ INTRODUCTIONS = {
         MATRIX,
     ),
     "sharded-tradeoff": Introduction(
-        "A sharded GPT is trained with AdamW on eight simulated ranks. Each rank owns some rows of every parameter and "
-        "of its moments: its shard. Some of the ranks are lost with their shards, and "
-        "each strategy restores these shards in its own way. Then training continues on the same batches as in the "
-        "undisturbed run.",
+        "A sharded GPT is trained with AdamW on eight simulated ranks. The shard of a rank has some rows of every parameter, "
+        "with their moments. Some of the ranks are lost with their shards, and each strategy restores these shards in its own "
+        "way. Then training continues on the same batches as in a run without a failure.",
         SHARDED,
     ),
 }

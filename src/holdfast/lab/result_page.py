@@ -22,7 +22,8 @@ CLAIMS = (
     'a statement about a value. Its source is in parentheses after it. The column "expected" has the range that was expected '
     'before the run. The column "measured" has the value, with its 95 % confidence interval in parentheses. If this interval '
     "crosses a limit of the range, or if too few values were measured for an interval, the claim is not resolved. Otherwise "
-    "the claim holds if the value is in the range, and does not hold if it is outside. A value without noise has no interval."
+    "the claim holds if the value is in the range, and does not hold if it is outside. Some values have no interval: then only "
+    "the value decides."
 )
 
 

@@ -46,7 +46,7 @@ def run(options: Options, meter: Meter) -> Result:
         experiment="backprop-tradeoff",
         config={
             "seed": options.seed,
-            "trials with each failure": trials,
+            "repetitions of each failure": trials,
             "measurements of each time": rounds,
             "simulated workers": WORKERS,
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "processor",

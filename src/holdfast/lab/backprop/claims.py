@@ -153,8 +153,8 @@ def remarks(results: PanelResults) -> list[str]:
     return [
         *([] if results.quick or not results.panel.note else [f"{results.panel.name}: {results.panel.note}"]),
         f"{label}: one mini-batch changes the accuracy even without a failure. The accuracy before the mini-batch, minus "
-        f"Baseline's accuracy after it, is {words} of Baseline's accuracy. Late in training, Baseline's accuracy is {late:.3f}. "
-        "So if the accuracy changes by as much under a strategy, the failure need not be the reason.",
+        f"Baseline's accuracy after it, is {words} of Baseline's accuracy. So if the accuracy changes by as much under a "
+        f"strategy, the failure need not be the reason. Late in training, Baseline's accuracy is {late:.3f}.",
         f"{label}: measured times: {_time(prices.minibatch)} for one worker's share of a mini-batch, {_time(prices.save)} to save "
         f"a checkpoint, {_time(prices.load)} to load it, and {_time(prices.init)} to start a process.",
         f"{label}: from these times, the performance model of the paper predicts the cost of one failure. With "

@@ -32,9 +32,9 @@ def all_figures(rows: Sequence[Row]) -> dict[str, "Figure"]:
 def caption(name: str) -> str:
     if name == "training":
         return (
-            "Above: test accuracy of training without failures, with 95 % confidence intervals. Below: the costs of "
-            "checkpoint-restart in seconds, by the performance model: to repeat work after a failure (on average and at worst), "
-            "to save, and to restart. For comparison, the last bar is the time of one mini-batch."
+            "Above: test accuracy of training without failures, with 95 % confidence intervals. Below: the seconds that "
+            "checkpoint-restart takes by the performance model, for repeated work after a failure (on average and at worst), a "
+            "save, and a restart. For comparison, the last bar is the time of one mini-batch."
         )
     return (
         "Test accuracy directly after the mini-batch in which workers were lost, and an epoch later, for each point of "

@@ -156,10 +156,9 @@ PANELS: dict[str, BackpropPanel] = {
             _small_nt3,
             55,
             "the data is generated, with the shape of the data of the NT3 benchmark, unless --data has its tables. An epoch is "
-            "one pass over it: 7 mini-batches of 8 x 20 samples (8 workers). The paper has 55 mini-batches in an epoch. The "
-            "costs of checkpoint-restart are computed with 55 too, so that they can be compared with the paper's. In the "
-            "paper's Table I, the sizes and layers of the paper's two networks are exchanged: the network of 600 MiB is NT3, "
-            "not ResNet-50.",
+            "one pass over the data: 7 mini-batches of 160 samples, 20 for each of 8 workers. The costs of checkpoint-restart are "
+            "computed with 55 mini-batches in an epoch, as in the paper. The paper's Table I exchanges the sizes and layers "
+            "of its two networks: the network of 600 MiB is NT3, not ResNet-50.",
         ),
     )
 }

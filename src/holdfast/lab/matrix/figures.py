@@ -31,7 +31,7 @@ CAPTIONS = {
     "stall-and-gain": "For each suite, overlapped saves compared with blocking saves: the seconds of stall that a run avoids (horizontal), and the goodput that it gains, in percent (vertical).",
     "wall-clock": 'The wall clock of a run by cause, for each variant, as a mean over all suites. The table "Columns of the next two tables" explains the causes.',
     "sweep": "Goodput by the swept values, means over all suites that count.",
-    "distance": "L2 distance between the weights of each snapshot and the weights of the reference at the same step, divided by the norm of the weights. Exact recoveries stay at 0.",
+    "distance": "L2 distance between the weights of each snapshot and the weights of the reference at the same step, divided by the norm of the weights. Variants that recover the exact state stay at 0.",
 }
 
 

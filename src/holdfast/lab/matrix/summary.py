@@ -22,7 +22,7 @@ TIMES = {  # the causes of wall-clock time, for readers
     "backpressure": "training waits because an earlier save is still being written",
     "write": "training waits while the save is written",
     "sync": "training waits for the other ranks during a save",
-    "written during training": "the writer writes while training continues; training does not wait",
+    "written during training": "the save is written while training continues; training does not wait",
     "recovery": "from a failure to the next step",
     "rework": "steps that are trained again",
     "data": "training waits for the next batch",
@@ -239,7 +239,9 @@ def _exact(analysis: Analysis) -> Iterator[Claim]:
     if not (exact and analysis.has(REFERENCE)) or "workers_after" in analysis.matrix.sweep:
         return
     most = [analysis.loss_gap(suite, variant).most for suite in analysis.counted for variant in exact]
-    words = f"largest difference between a training loss of {', '.join(exact)} and the loss of the reference in the same step"
+    words = (
+        f"largest difference of a training loss of {' or '.join(exact)} from the loss of the reference in the same step"
+    )
     largest = math.nan if any(map(math.isnan, most)) else max(most)
     yield Claim("exact", words, "ours; section 6.5: a mean of 0.07", (0, 0), largest)
 
@@ -247,12 +249,12 @@ def _exact(analysis: Analysis) -> Iterator[Claim]:
 def remarks(analysis: Analysis) -> list[str]:
     """Return sentences for the report: how times are counted, which suites are left out, and what a save costs."""
     lines = [
-        "The wall clock of a run is counted from the start of the supervisor to the end of the last worker. It includes the "
-        "start, every recovery, and the wait for saves that are still being written at the end. Goodput is computed with this "
-        "wall clock.",
+        "The wall clock of a run is counted from the start of the supervisor (the parent process of the workers) to the end of "
+        "the last worker. It includes the start, every recovery, and the wait for saves that are still being written at the "
+        "end. Goodput is computed with this wall clock.",
         "The stall for writing and queueing is a part of the stall. With blocking saves, it is the time until the save is "
-        "written. With overlapped saves, it is the time to hand the save to the writer, and to wait until the writer has a "
-        "place for it. After the last step, the run also waits until the last overlapped save is written. This wait is not "
+        "written. With overlapped saves, it is the time to decide where each tensor goes in the file, and to wait while "
+        "`max_inflight` earlier saves are still being written. After the last step, the run also waits until the last overlapped save is written. This wait is not "
         "part of the stall; the table of the wall clock by cause has it under `closing`.",
     ]
     if analysis.failed:
@@ -274,8 +276,8 @@ def remarks(analysis: Analysis) -> list[str]:
         repeated = sum(run.tries > 1 for run in analysis.measured.values())
         lines.append(
             f"The host of this virtual machine gave {sum(stolen) / len(stolen):.1%} of the processor time to other virtual "
-            f"machines on average, and at most {max(stolen):.1%} during a run that counts. A run is "
-            f"repeated if this share is more than {STOLEN:.0%}; this happened to {repeated} of {len(analysis.measured)} runs."
+            f"machines on average, and at most {max(stolen):.1%} during a run. A run is repeated if this share is more "
+            f"than {STOLEN:.0%}; this happened to {repeated} of {len(analysis.measured)} runs."
         )
     return lines
 

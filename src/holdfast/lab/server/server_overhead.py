@@ -113,7 +113,7 @@ def run(options: Options, meter: Meter) -> Result:
     return Result(
         experiment="server-overhead",
         config={
-            "workloads": ", ".join(seeds),
+            "panels": ", ".join(seeds),
             "nodes": NODES,
             "workers": server_trials.WORKERS,
             "iterations": panels[0].iterations,
@@ -136,11 +136,11 @@ def claims(results: OverheadResults) -> list[Claim]:
 
     SCAR saves and restores only a part of the model at a time."""
     name, share = results.workload, results.share()
-    sooner = f"{name}: iterations by which SCAR reaches a loss sooner than full recovery, after the failure"
+    sooner = f"{name}: iterations by which SCAR reaches the same loss sooner than full recovery, after the failure"
     waits = f"{name}: time for which training waits for the checkpoint of an iteration, divided by the rest of the iteration"
     adds = (
-        f"{name}: time that a save adds to its iteration and the next one, divided by the time of an iteration without a save "
-        "in the same run"
+        f"{name}: time that a save adds to its iteration and the next one, divided by the time of an iteration without a "
+        f"save, in runs that save a quarter of the blocks after every {INTERVAL}th iteration"
     )
     paper = "section 5.5: 13 of 243 s"
     return [
@@ -164,7 +164,7 @@ def remarks(results: OverheadResults) -> list[str]:
     lines = [
         f"nodes are killed at the end of iteration {FAILS}, before the updates of the workers are applied. The newest full "
         f"checkpoint is of iteration {FAILS - FAILS % INTERVAL}, so full recovery loses {FAILS % INTERVAL} iterations, and "
-        f"SCAR can reach a loss at most {FAILS % INTERVAL} iterations sooner than full recovery.",
+        f"SCAR can reach the same loss at most {FAILS % INTERVAL} iterations sooner than full recovery.",
         f"iterations by which a run is behind the run without a failure: {', '.join(parts)}.",
         f"with SCAR, an iteration takes {seconds:.3g} s (median), and training waits {checkpoint:.3g} s of this time for the "
         f"checkpoint.{whole} In the SCAR paper, an iteration takes {PAPER_SECONDS:g} s.",

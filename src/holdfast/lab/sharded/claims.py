@@ -66,16 +66,16 @@ def remarks(costs: MeasuredCosts) -> list[str]:
             f"{age:.1f} steps with a snapshot every {interval} steps (the error is {spread / max(age, 1e-9):.0%} of this cost)"
         )
     return [
-        f"The noise floor is {floor:.2g} steps: the root mean square of the lags of the runs that were only rounded, measured "
-        f"at {len(costs.lags(NOISE))} points of training.",
+        f"The noise floor is {floor:.2g} steps: the root mean square of the lags after all weights were rounded to bfloat16, at "
+        f"{len(costs.lags(NOISE))} points of training.",
         "The more a strategy changes the weights, the wider is the 95 % interval of its lag.",
         f"A lag that is larger than the noise floor has an error of about {spread:.1f} steps. This is known from rollbacks, "
         "whose exact cost is the age of the snapshot in steps. The measured lags of rollbacks differ from this cost by "
         f"{spread:.1f} steps (root mean square), and are {abs(errors.mean()):.1f} steps too "
-        f"{'small' if errors.mean() < 0 else 'large'} on average. The reason is that a trial (one failure with one "
-        "strategy) does not repeat the batches of the undone steps after a rollback: it continues with the next batches of "
-        "the undisturbed run. Claims divide by the exact cost of a rollback, and not by its measured lag.",
-        f"The mean exact cost of a rollback is {'; '.join(parts)}.",
+        f"{'small' if errors.mean() < 0 else 'large'} on average. They differ because a trial (one failure with one strategy) "
+        "does not repeat the batches of the undone steps after a rollback: it continues with the next batches of the "
+        "undisturbed run.",
+        f"The claims divide by the exact cost of a rollback. Its mean is {'; '.join(parts)}.",
         'In the table "Lag by strategy", the column "lag, steps" has the mean over all failures. Two other columns have the '
         "mean over the failures during the warm-up of the learning rate, and over the failures after it. The "
         '"rise of the loss" is the validation loss directly after the recovery, minus the loss of the undisturbed run at the '
@@ -83,9 +83,9 @@ def remarks(costs: MeasuredCosts) -> list[str]:
         "The bound in the table and in the last figure is an upper limit of the lag, by Theorem 3.2 of the SCAR paper. It "
         "depends on the distance between the recovered and the lost weights, on c (the factor by which each step reduces the "
         "distance to the optimum) and on D (the distance to the optimum at the start).",
+        "Here the bound is only an estimate, and lags can be larger. The training does not meet the assumptions of the "
+        "theorem, c and D are fitted to the undisturbed run, and the distance does not include the moments of AdamW.",
         _within_bound(costs),
-        "Here the bound is only an estimate. The training does not meet the assumptions of the theorem, c and D are fitted to "
-        "the undisturbed run, and the distance does not include the moments of AdamW.",
     ]
 
 
@@ -152,7 +152,7 @@ def _repeated_table(costs: MeasuredCosts) -> ResultTable:
             rows.append([rate, count, strategy.name, final, float(np.mean(behind))])
     title = (
         f"Repeated failures in runs of {costs.size.repeated_steps} steps, with a snapshot every "
-        f"{costs.size.repeated_interval} steps: each rank fails in each step with the given chance"
+        f"{costs.size.repeated_interval} steps: in each step, each rank fails with the chance in the first column"
     )
     return ResultTable(
         title, ["chance", "steps with a failure", "strategy", "final validation loss", "lag at the end, steps"], rows

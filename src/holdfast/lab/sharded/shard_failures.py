@@ -33,7 +33,7 @@ AVERAGED = ShardStrategy("fresh-averaged", "gathered weights, first moments 0, s
 ZEROED = ShardStrategy("fresh-zeroed", "gathered weights, both moments 0")
 ZERO_WEIGHTS = ShardStrategy("zero-weights", "weights 0, moments as in fresh-averaged")
 NEIGHBOURS = ShardStrategy("neighbours", "the mean of the neighbours' rows (CheckFree)")
-SHADOW = ShardStrategy("shadow", "a shadow that made the owner's steps (replay)", losses=HALF)
+SHADOW = ShardStrategy("shadow", "a copy that made the owner's optimizer steps", losses=HALF)
 NOISE = ShardStrategy("noise", "nothing is lost, all weights are rounded to bfloat16", losses=NOTHING)
 STRATEGIES = (ROLLBACK, WHOLE, FRESH, AVERAGED, ZEROED, ZERO_WEIGHTS, NEIGHBOURS, SHADOW, NOISE)
 REPEATED = (WHOLE, FRESH, AVERAGED, NEIGHBOURS)  # those that long runs with many failures train

@@ -49,7 +49,7 @@ def run(options: Options, meter: Meter) -> Result:
     config: dict[str, Value] = {
         "seed": options.seed,
         "undisturbed runs": seeds,
-        "failures": f"{size.early + size.late} in each undisturbed run, each repeated with every strategy",
+        "failures": f"at {size.early + size.late} steps of each undisturbed run, each with every strategy",
         "ranks": WORLD_SIZE,
         "lost": f"{', '.join(map(str, LOST[:-1]))} or {LOST[-1]} of the ranks",
         "text": f"{text.name}, {len(text.trained):,} bytes",
