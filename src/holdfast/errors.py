@@ -39,7 +39,7 @@ class FutureVersion(HoldfastError):
 
 
 class CommitConflict(HoldfastError):
-    """Another run has already written to this checkpoint store. Give each run a store of its own."""
+    """The checkpoint store already has what would be written, such as a snapshot of this step. Give each run its own store."""
 
 
 class StorageFailed(HoldfastError):
@@ -59,4 +59,4 @@ class StateCorrupted(HoldfastError):
 
 
 class WorkerLost(HoldfastError):
-    """A worker process died before its work was done. The log of the worker says why."""
+    """A worker process died before its work was done, or other nodes have continued the run without this node."""

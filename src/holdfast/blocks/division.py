@@ -197,7 +197,7 @@ def euclidean(blocks: Blocks, a: State, b: State) -> Floats:
 def partition(count: int, nodes: int, rng: np.random.Generator) -> Ids:
     """Return for each of `count` blocks the number of its node, chosen at random from 0 to `nodes - 1`.
 
-    No node gets more than one block more than another node."""
+    The numbers of blocks of two nodes differ by at most one."""
     if nodes < 1:
         raise BadInput(f"nodes must be at least 1 (got {nodes}).")
     return rng.permutation(np.arange(count) % nodes)

@@ -124,9 +124,9 @@ def save(store: Store, step: int, tensors: State, extra: Mapping[str, Any], **po
 
     Raise CommitConflict if the store has an intact snapshot of this step; a damaged one is replaced.
 
-    `tensors` is a dict of tensors, and `extra` a dict of JSON values. `position` are the optional arguments `epoch`,
-    `cursor` (the number of the next step in the epoch), `world` (the number of ranks), and `config` (a digest of the
-    settings). Only one process at a time may save into a store."""
+    `tensors` is a dict of tensors, and `extra` a dict of JSON values. `position` stands for the optional
+    arguments `epoch`, `cursor` (the number of the next step in the epoch), `world` (the number of ranks), and `config`
+    (a digest of the settings). Only one process at a time may save into a store."""
     begun = draft(step, extra, undivided(tensors), **position)
     clear(store, step)
     return commit(store, begun, [write_shard(store, step, payload.encode(tensors, digests=True))])
@@ -218,8 +218,9 @@ def retried(step: int, backoff: Sequence[float], work: Callable[[], T]) -> T:
 def newest(store: Store, *, backoff: Sequence[float] = BACKOFF, progress: Progress = unwatched) -> Snapshot:
     """Return the newest intact snapshot. Raise NoSnapshot if the store has none.
 
-    The field `passed_over` of the result names newer snapshots that are damaged. `backoff` and `progress` are as in
-    `load`."""
+    The field `passed_over` of the result names newer snapshots that are damaged. If the storage fails, the function
+    tries again after each of the pauses in `backoff`, in seconds. `progress` is called with the number of bytes that
+    were just read."""
     found, bad = search(store, lambda step: load(store, step, backoff=backoff, progress=progress))
     if found is None:
         why = "; ".join(passed_over.why for passed_over in bad.values())

@@ -52,7 +52,7 @@ class Store(Protocol):
         """The term of the nodes that save here: a number that grows when some nodes continue a run without the others."""
 
     def owns(self, term: int) -> bool:
-        """Return True if `term` is the present term of the nodes that save here: no other nodes save with this term."""
+        """Return True if `term` is the term of this store, and this node has not seen a newer term."""
 
     def require_present(self) -> None:
         """Raise WorkerLost if other nodes have continued the run without this node.
@@ -86,7 +86,9 @@ class Store(Protocol):
 
 
 class DirectoryStore:
-    """A checkpoint store in a directory, with one file for each value. Completed writes survive kills and power cuts."""
+    """A checkpoint store in a directory: a name is the path of a file, and the value is the content of this file.
+
+    Completed writes survive kills and power cuts."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)

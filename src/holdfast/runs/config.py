@@ -114,7 +114,7 @@ class RunConfig:
     witness_every: int | None = None
     """The number of steps between two comparisons of the states of all ranks, to find flipped bits. None: never."""
     extend: bool = False
-    """True to train an existing run for longer: the whole numbers in `args` may be larger than before."""
+    """True to train an existing run for longer: the whole numbers in `args`, such as epochs, may be larger than before."""
 
     def __post_init__(self) -> None:
         for count in (self.workers, *self.workers_after):

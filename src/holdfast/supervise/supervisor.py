@@ -50,7 +50,7 @@ def supervise(
         rendezvous: `host:port` of the first node, where the nodes meet.
         min_nodes: the smallest number of nodes with which the run continues after other nodes are lost; by default half
             of `nnodes`, rounded up. With fewer nodes, the run waits for nodes to return, and gives up after some minutes.
-        lost_after: the seconds of silence after which a node counts as lost.
+        lost_after: the seconds of silence after which a node counts as lost, by default 15.
         preload: the modules to import before workers are forked. None: well-known libraries that the script imports.
         may_change: the names of script arguments that may change when the run in `out` is continued. All other script
             arguments must be the same as in the earlier command.

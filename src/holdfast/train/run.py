@@ -113,12 +113,13 @@ class Run:
         """Name the objects that every snapshot contains. If the run resumes from a snapshot, this call restores them.
 
         Each object must have `state_dict` and `load_state_dict`, or be a dict or list of plain values, tensors and
-        arrays. Dicts and lists are restored in place, and each rank gets its own dicts and lists back. Of buffers of
-        modules and of your own objects, rank 0's values are saved, and all ranks get them. Values that differ between
-        ranks must be in a dict or list. There is one
-        exception: under `holdfast run --recovery forward` or `skip`, a worker that replaces a lost worker gets the dicts
-        and lists of another rank. The run always restores the random generators and the position in the data, so do not
-        pass them."""
+        arrays. The run always restores the random generators and the position in the data, so do not pass them.
+
+        Dicts and lists are restored in place, and each rank gets its own dicts and lists back. But under `holdfast run
+        --recovery forward` or `skip`, a worker that replaces a lost worker gets the dicts and lists of another rank.
+
+        Of buffers of modules and of your own objects, rank 0's values are saved, and all ranks get them. So values that
+        differ between ranks must be in a dict or list."""
         self._session.protect(things)
 
     def batches(

@@ -26,7 +26,7 @@ class RoundId(NamedTuple):
 
 
 class Push(NamedTuple):
-    """A worker's update of the blocks `ids`, in ascending order; the workload defines what the values mean."""
+    """A worker's update: `ids` are the updated blocks in ascending order, and the workload defines what `values` mean."""
 
     ids: Ids
     values: Arrays

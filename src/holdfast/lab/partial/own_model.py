@@ -116,7 +116,8 @@ def compare(
 
     A trial trains the model, loses some of its blocks at a random iteration, and restores blocks from a checkpoint. The
     cost of the failure is the number of additional iterations until the model converges. All strategies save the same
-    number of values: the whole state every `interval` iterations, or a part of the state more often.
+    number of values per iteration on average: the whole state every `interval` iterations, or a part of the state more
+    often.
 
     - `workload`: the model, as an object or as the path of a Python file that defines it.
     - `trials`: the number of failures to simulate for each strategy.
