@@ -78,6 +78,7 @@ def test_a_claim_that_fails_is_marked_in_every_file(tmp_path: Path) -> None:
         "claims",
         "tables",
         "captions",
+        "terms",
         "rows",
     }
     assert set(written) == names
@@ -91,6 +92,12 @@ def test_numbers_that_json_lacks_are_written_as_null() -> None:
         {"title": "costs", "columns": ["policy", "cost"], "rows": [["full", None], ["priority", 2.5]]}
     ]
     assert written["captions"] == {"f": "What f shows."}
+
+
+def test_a_result_that_is_read_again_still_explains_its_words(tmp_path: Path) -> None:
+    words = {"`early saves`": "parts of the blocks are saved early."}
+    result_page.write(Result(experiment="e", config={}, rows=[], claims=[], terms=words), tmp_path)
+    assert dict(result_page.read(tmp_path).terms) == words
 
 
 def test_the_stored_command_shows_only_the_last_name_of_an_absolute_path() -> None:

@@ -203,8 +203,8 @@ def _published_jobs() -> tuple[PublishedJob, ...]:
             "more than 90 %",
             0.90,
             _saved_best(llama, 54 * DAY, SYNCHRONOUS, LLAMA_SAVE),
-            "the paper states 419 unexpected interruptions in 54 days, a storage of 2 TB/s, and up to 4 GB for each GPU. We "
-            "assume that it saves at the best interval, and that a restart takes 10 minutes, as FT-HSDP reports for "
+            "the paper states 419 unexpected interruptions in 54 days, a storage of 2 TB/s, and saves of up to 4 GB for each "
+            "GPU. We assume that it saves at the best interval, and that a restart takes 10 minutes, as FT-HSDP reports for "
             "synchronous training",
         ),
         PublishedJob(
@@ -222,8 +222,8 @@ def _published_jobs() -> tuple[PublishedJob, ...]:
             "80 %",
             0.80,
             _saved_best(meta, 30 * DAY, SYNCHRONOUS, LLAMA_SAVE, goes_back=0.01, live=3 * MINUTE),
-            "the paper states 3 minutes from each failure to training again. We assume that 1 of 16 replicas is missing for "
-            "10 minutes, that 1 failure in 100 ends in a restart, and the failure rate and saves of the job above",
+            "the paper states 3 minutes from each failure to training again. We assume that 1 of 16 replicas is then missing "
+            "for 10 minutes, that 1 failure in 100 ends in a restart, and the failure rate and saves of the job above",
         ),
         PublishedJob(
             "ByteRobust, 9,600 GPUs",

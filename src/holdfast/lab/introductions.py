@@ -22,7 +22,7 @@ EARLY_WITH_FULL_CHECKPOINTS = (
     "initial values. All other failures are late failures."
 )
 POLICY = (
-    "`priority` saves the blocks whose values changed most, on average per value, since the block was last saved. `round` "
+    "`priority` saves the blocks whose values changed most, on average per value, since they were last saved. `round` "
     "saves the blocks that have been unsaved for longest, and `random` saves random blocks. Two policies are not in the SCAR "
     "paper. `relative` saves the blocks whose change is largest when it is divided by the norm of the block's values. "
     "`threshold` takes the blocks that changed more than the mean of all blocks, and saves first the blocks that have been "
@@ -198,13 +198,13 @@ INTRODUCTIONS = {
     "early-failures": Introduction(
         "Simulated failures take half of the blocks (parts) of a model's state. Some failures come before the first full "
         "checkpoint (early failures), and others after it (late failures). The experiment compares several ways to save and to "
-        "restore blocks, such as `early saves`. The first table after the figure explains these ways.",
+        "restore blocks. The list below explains these ways.",
         {
             "block": BLOCK,
             "cost": COST,
-            "early failure": f"{NEVER_SAVED} or, with `fresh values`, values by a rule of the model.",
+            "early failure": f"{NEVER_SAVED}, or values by a rule of the model.",
             "panel": CLASSICAL,
-            "SCAR paper": SCAR,
+            "SCAR paper": SCAR_PAPER,
         },
         about_claims="The claims are about early failures only.",
     ),
@@ -221,8 +221,8 @@ INTRODUCTIONS = {
     ),
     "advice-check": Introduction(
         "The command `holdfast advise` predicts the cost of failures from runs without a failure. This experiment then "
-        "injects failures, measures their cost, and compares it with the prediction. It also compares the goodput at the "
-        "recommended save interval with the goodput at other intervals.",
+        "injects failures, measures their cost, and compares it with the prediction. It also compares the goodput (useful "
+        "steps per second) at the save interval that the command recommends with the goodput at other intervals.",
         ADVICE,
     ),
     "recovery-matrix": Introduction(

@@ -101,6 +101,7 @@ class Result:
     tables: list[ResultTable] = field(default_factory=list)
     figures: dict[str, "Figure"] = field(default_factory=dict)
     captions: dict[str, str] = field(default_factory=dict)  # a sentence for each figure
+    terms: dict[str, str] = field(default_factory=dict)  # words of this result with their meanings
     command: str = ""  # empty if Python code ran the experiment
     date: str = ""  # such as 2026-01-31
 
@@ -120,6 +121,7 @@ class Result:
             "claims": [claim.to_json() for claim in self.claims],
             "tables": [table.to_json() for table in self.tables],
             "captions": self.captions,
+            "terms": self.terms,
             "rows": [{key: finite_or_none(value) for key, value in row.items()} for row in self.rows],
         }
 

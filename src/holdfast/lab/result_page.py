@@ -68,7 +68,7 @@ def page(result: Result, pictures: Sequence[Picture], facts: Row) -> Page:
     return Page(
         title=result.experiment,
         lead=about.text,
-        terms={**about.terms, **({CLAIM: CLAIMS} if result.claims else {})},
+        terms={**about.terms, **result.terms, **({CLAIM: CLAIMS} if result.claims else {})},
         statements=[
             Statement(
                 verdict=verdict(claim),
@@ -174,6 +174,7 @@ def _read(folder: Path) -> tuple[Result, Row]:
             remarks=[str(remark) for remark in data["remarks"]],
             tables=[ResultTable(str(t["title"]), t["columns"], t["rows"]) for t in data.get("tables", ())],
             captions={str(name): str(text) for name, text in data.get("captions", {}).items()},
+            terms={str(word): str(meaning) for word, meaning in data.get("terms", {}).items()},
             command=str(data.get("command", "")),
             date=str(data.get("date", "")),
         )

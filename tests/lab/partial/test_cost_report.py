@@ -8,7 +8,7 @@ import pytest
 from holdfast.lab.bounds.cost_bound import Contraction
 from holdfast.lab.confidence import ConfidenceInterval
 from holdfast.lab.partial.comparison import Costs, Measurement, PanelComparison
-from holdfast.lab.partial.cost_report import ReductionFacts, cause_of, cheapest
+from holdfast.lab.partial.cost_report import IN_RANGE, ReductionFacts, cause_of, cheapest, why
 from holdfast.lab.partial.partial_recovery import LOST, rises, strategy
 from holdfast.lab.result import Claim
 
@@ -50,6 +50,17 @@ def failing(measured: float) -> Claim:
 )
 def test_the_cause_is_the_first_that_explains_the_result(facts: ReductionFacts, measured: float, cause: str) -> None:
     assert cause_of(facts, failing(measured)).startswith(cause)
+
+
+def test_an_unresolved_claim_gets_a_reason_even_if_its_value_is_in_the_range() -> None:
+    inside = replace(failing(0.85), interval=(0.8, 0.9))
+    assert why(FACTS, inside) == ""
+    assert why(FACTS, replace(inside, interval=(0.7, 0.9))) == f"not resolved: {IN_RANGE}"
+    assert why(FACTS, replace(inside, measured=0.6, interval=(0.5, 0.8))).startswith(
+        "not resolved, by chance or because: "
+    )
+    assert why(FACTS, replace(inside, measured=0.6, interval=(0.5, 0.7))).startswith("does not hold: ")
+    assert why(FACTS, None) == ""
 
 
 def test_a_smaller_loss_that_costs_more_is_explained_by_its_failures() -> None:

@@ -91,7 +91,7 @@ def _sweep_claim(sweep: Sweep) -> Claim:
         "resampled": "computed from resampled costs of real runs",
         "real": "of real runs, per second of wall clock",
     }
-    how = kinds.get(sweep.how, "of real runs, per second that the run itself uses")
+    how = kinds.get(sweep.how, "of real runs, as the share of their duration that useful steps took")
     words = (
         f"workload {sweep.workload}: goodput ({how}) at the recommended save interval, divided by the best goodput of all "
         f"{len(sweep.every)} tested intervals"

@@ -54,10 +54,12 @@ REDUCTION_COLUMNS = [
 REDUCTION_COLUMNS += ["from", "to", "perturbation smaller by, %", "why the claim does not hold or is not resolved"]
 OWN_REDUCTIONS = "Reductions by partial recovery"  # of the user's own model, about which there are no claims
 REDUCTION_REMARK = (
-    'In the table "{title}", the column "reduction, in whole iterations" counts whole iterations, as the SCAR paper does. All '
-    'other columns count fractions of an iteration too. The column "perturbation smaller by, %" says how much smaller the '
-    "perturbation is than under full recovery, in late failures only."
+    'In the table "{title}" below, the column "reduction, in whole iterations" counts whole iterations, as the SCAR paper '
+    'does. The column "reduction without early failures" also counts fractions of an iteration; "from" and "to" are the ends '
+    'of its 95 % interval. The column "perturbation smaller by, %" says how much smaller the perturbation is than under full '
+    "recovery, in late failures only."
 )
+IN_RANGE = "the value is in the expected range, but not its whole 95 % interval."
 WHY_NOTHING = "why there is no reduction"
 BOUNDS = "Measured costs and the bound of Theorem 3.2"
 BOUND_COLUMNS = [
@@ -316,10 +318,16 @@ def reduction_row(
             None,
             "full recovery cost nothing, so there is nothing to reduce",
         ]
-    why = ""
-    if claim is not None and not claim.holds:
-        why = f"{'does not hold' if claim.resolved else 'not resolved, by chance or because'}: {cause_of(facts, claim)}"
-    return [*place, facts.whole, early, *facts.later, 100 * facts.smaller, why]
+    return [*place, facts.whole, early, *facts.later, 100 * facts.smaller, why(facts, claim)]
+
+
+def why(facts: ReductionFacts, claim: Claim | None) -> str:
+    """Return why `claim` does not hold or is not resolved; empty if it holds or there is none."""
+    if claim is None or (claim.holds and claim.resolved):
+        return ""
+    if claim.holds:
+        return f"not resolved: {IN_RANGE}"
+    return f"{'does not hold' if claim.resolved else 'not resolved, by chance or because'}: {cause_of(facts, claim)}"
 
 
 def cause_of(facts: ReductionFacts, claim: Claim) -> str:
@@ -350,7 +358,7 @@ def cause_of(facts: ReductionFacts, claim: Claim) -> str:
         )
     if facts.budget < 1 and low is not None and facts.smaller < low:
         return (
-            f"the changes are spread over many blocks, so the saved values are too old. The {facts.budget:.1%} of the state "
-            f"that changed most has only {facts.concentration:.0%} of the squared change between two full checkpoints."
+            f"the changes are spread over many blocks. The {facts.budget:.1%} of the state that changed most has only "
+            f"{facts.concentration:.0%} of the squared change between two full checkpoints, so a save leaves out the rest."
         )
     return "not found. The perturbation is as small as expected, and the cost is not."

@@ -56,9 +56,9 @@ BOTH = Approach("early saves, fresh values", "fresh", saves="early")
 PRIORITY = Approach("priority 1/8", "partial", fraction=EIGHTH)
 PRIORITY_FRESH = Approach("priority 1/8, fresh values", "fresh", fraction=EIGHTH)
 DESCRIBED = {  # for the report, by approach
-    OVER: "after a failure, all blocks return to the newest full checkpoint, or to their initial values",
-    FIRST: "only the lost blocks return; blocks that were never saved return to their initial values",
-    EARLY: f"as `{FIRST.name}`; before the first full checkpoint, parts of the blocks are saved after 1, 2, 4, ... iterations, "
+    OVER: "after a failure, all blocks return to the newest full checkpoint or, if there is none, to their initial values",
+    FIRST: "only the lost blocks return to their newest saved values or, if they were never saved, to their initial values",
+    EARLY: f"as `{FIRST.name}`, but before the first full checkpoint, parts of the blocks are saved after 1, 2, 4, ... iterations, "
     "and these parts together have the bytes of one full checkpoint",
     EARLY_FULL: f"as `{EARLY.name}`, but each of the saves before the first full checkpoint has all blocks",
     FRESH: f"as `{FIRST.name}`, but lost blocks that were never saved get values by a rule of the model, such as zero",
@@ -140,26 +140,20 @@ def run(options: Options, meter: Meter) -> Result:
         rows=[row for split in splits for row in split.rows()],
         claims=[claim for split in splits for claim in _claims(split)] if options.workload is None else [],
         remarks=[
-            f"After {interval} iterations, `{FIRST.name}` makes its first full checkpoint. Together with its save after this "
-            f"iteration, `{EARLY.name}` has then also written as many values as {regular} whole state has. Over a whole run, "
-            f"`{EARLY_FULL.name}` writes {full - regular} whole states more than `{FIRST.name}`, and "
-            f"`{FRESH.name}` writes as much as `{FIRST.name}`.",
+            f"After {interval} iterations, `{FIRST.name}` has written {regular} whole state: its first full checkpoint. "
+            f"`{EARLY.name}` has then written as many values, in several parts. Over a whole run, `{EARLY_FULL.name}` writes "
+            f"{full - regular} whole states more than `{FIRST.name}`, and `{FRESH.name}` writes as much as `{FIRST.name}`.",
             *departures(options),
             *(_remark(split) for split in splits),
             *unconverged_remarks(panels),
         ],
-        tables=[_ways(approaches), *(split.table() for split in splits)],
+        tables=[split.table() for split in splits],
         figures={"early-failures": figure(panels, interval, approaches)},
         captions={
             "early-failures": "Mean costs in iterations, with 95 % intervals, of early failures (before the first full "
             "checkpoint) and of late failures."
         },
-    )
-
-
-def _ways(approaches: Sequence[Approach]) -> ResultTable:
-    return ResultTable(
-        "Ways to save and to restore", ["way", "meaning"], [[one.name, DESCRIBED[one]] for one in approaches]
+        terms={f"`{approach.name}`": f"{DESCRIBED[approach]}." for approach in approaches},
     )
 
 
@@ -186,7 +180,7 @@ def _remark(split: Split) -> str:
     difference, word = (less, "less") if more.value < 0 else (more, "more")
     ends = "" if isnan(difference.low) else f" ({difference.ends()})"  # unknown: too few trials
     return (
-        f"{label}: {early.sum()} of the {len(early)} failures are early. They cost least with `{first}`.{unproved} On average, a "
+        f"{label}: {early.sum()} of the {len(early)} failures are early. The early failures cost least with `{first}`.{unproved} On average, a "
         f"late failure costs {difference.value:.2f} iterations {word} with `{EARLY.name}` than with `{FIRST.name}`{ends}."
     )
 

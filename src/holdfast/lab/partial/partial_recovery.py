@@ -40,7 +40,7 @@ def run(options: Options, meter: Meter) -> Result:
     panels = compare_strategies(options, meter, trials, strategies, strategies[0])
     has_claims, claims = options.workload is None, []
     for panel in panels if has_claims else ():
-        words = f"{panel.label}: number of times that the mean cost falls if fewer blocks are lost (all, 3/4, 1/2, 1/4)"
+        words = f"{panel.label}: how often the mean cost falls, from all blocks lost to 3/4, to 1/2 and to 1/4"
         count = sum(mean(_saved(panel, *step, interval)).value > 0 for step in pairwise(LOST))
         claims.append(Claim(f"{panel.panel}-falls", words, "figure 7", (3, 3), count))
         claims += [_reduction(panel, lost, interval) for lost in PAPER]

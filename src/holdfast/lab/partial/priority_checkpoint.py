@@ -26,12 +26,11 @@ PAPER = (0.78, 0.95)
 PARTIAL = "both with partial recovery"
 REMARK = (
     "In claims on a reduction, a policy with partial recovery is compared with the usual method, which is full checkpoints "
-    "with full recovery. In claims that divide two costs, and in the table of policies, all costs are those of partial "
-    "recovery."
+    "with full recovery."
 )
 OWN_REMARK = (
     "A reduction compares a policy with partial recovery with the usual method, which is full checkpoints with full "
-    "recovery. In the table of policies, all costs are those of partial recovery."
+    "recovery."
 )
 CAPTION = (
     "The mean cost of a failure in iterations, with its 95 % confidence interval, by the frequency of checkpoints. At all "
