@@ -58,9 +58,10 @@ PRIORITY_FRESH = Approach("priority 1/8, fresh values", "fresh", fraction=EIGHTH
 DESCRIBED = {  # for the report, by approach
     OVER: "after a failure, all blocks return to the newest full checkpoint or, if there is none, to their initial values",
     FIRST: "only the lost blocks return to their newest saved values or, if they were never saved, to their initial values",
-    EARLY: f"as `{FIRST.name}`, but before the first full checkpoint, parts of the blocks are saved after 1, 2, 4, ... iterations, "
-    "and these parts together have the bytes of one full checkpoint",
-    EARLY_FULL: f"as `{EARLY.name}`, but each of the saves before the first full checkpoint has all blocks",
+    EARLY: f"as `{FIRST.name}`, but the first full checkpoint is saved in equal parts, one after each of the iterations 1, 2, 4, "
+    "..., and the last part when this checkpoint is due",
+    EARLY_FULL: f"as `{FIRST.name}`, with additional saves of all blocks after the iterations 1, 2, 4, ... before the first full "
+    "checkpoint",
     FRESH: f"as `{FIRST.name}`, but lost blocks that were never saved get values by a rule of the model, such as zero",
     BOTH: f"saves as in `{EARLY.name}`, values as in `{FRESH.name}`",
     PRIORITY: "every iteration saves an eighth of the state, the blocks that changed most first; blocks that were never saved "
