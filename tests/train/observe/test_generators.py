@@ -136,15 +136,57 @@ def test_a_generator_in_a_protected_object_passes(tmp_path: Path, warned: Callab
     assert warned() == []
 
 
-def test_a_generator_whose_state_is_protected_passes(tmp_path: Path, warned: Callable[[], list[str]]) -> None:
-    generator = torch.Generator()
-    drawn = {"state": generator.get_state()}
+def state_of(generator: Any) -> Any:
+    match generator:
+        case random.Random():
+            return generator.getstate()
+        case np.random.Generator():
+            return generator.bit_generator.state
+        case _:
+            return generator.get_state()
+
+
+def test_a_generator_whose_state_is_protected_passes(
+    kind: str, tmp_path: Path, warned: Callable[[], list[str]]
+) -> None:
+    generator = made(kind)
+    drawn = {"state": state_of(generator)}
 
     def draw() -> None:
-        torch.rand(1, generator=generator)
-        drawn["state"] = generator.get_state()
+        KINDS[kind].draw(generator)
+        drawn["state"] = state_of(generator)
 
     train(attach(tmp_path), draw, drawn=drawn)
+    assert warned() == []
+
+
+def test_a_generator_whose_first_state_is_protected_is_named(
+    kind: str, tmp_path: Path, warned: Callable[[], list[str]]
+) -> None:
+    generator = made(kind)
+    train(attach(tmp_path), lambda: KINDS[kind].draw(generator), drawn={"state": state_of(generator)})
+    assert len(warned()) == 1
+
+
+@pytest.mark.parametrize(
+    ("generator", "draw"),
+    [
+        pytest.param(random.Random(5), lambda own: own.gauss(), id="a number that random.Random keeps"),
+        pytest.param(np.random.RandomState(5), lambda own: own.randn(), id="a number that RandomState keeps"),
+        pytest.param(np.random.Generator(np.random.Philox(5)), lambda own: own.random(), id="words of 64 bits"),
+    ],
+)
+def test_a_protected_state_is_recognized_whatever_it_consists_of(
+    generator: Any, draw: Callable[[Any], object], tmp_path: Path, warned: Callable[[], list[str]]
+) -> None:
+    draw(generator)  # of a pair of normal numbers, the generator keeps the second
+    drawn = {"state": state_of(generator)}
+
+    def draw_two() -> None:
+        draw(generator), draw(generator)
+        drawn["state"] = state_of(generator)
+
+    train(attach(tmp_path), draw_two, drawn=drawn)
     assert warned() == []
 
 

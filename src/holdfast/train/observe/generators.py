@@ -17,6 +17,9 @@ from torch.utils.data import DataLoader, Sampler
 from holdfast.train.observe.script_state import GENERATORS, Place, Search, is_global
 from holdfast.train.observe.value_digests import generator_state, leaves, of_generator
 from holdfast.train.state.protected import Protected
+from holdfast.train.state.shards import local
+
+MAX_BYTES = 8192  # of a tensor that may be the state of a generator: that of torch.Generator has 5056
 
 
 class GeneratorCheck:
@@ -69,7 +72,7 @@ def _words(generator: Any) -> Any:
 
 
 def _unrestored(places: Iterable[Place], protected: Protected, loaders: Iterable[object]) -> list[Place]:
-    """Return the generators of the script's variables that belong neither to protected objects nor to a loader."""
+    """Return the generators of the script's variables that no protected object, protected state or loader restores."""
     owners = [*protected.own_objects.values(), *loaders]
     restored = {id(value) for owner in owners for value in _inside(owner)}
     found: list[Place] = []
@@ -82,8 +85,9 @@ def _unrestored(places: Iterable[Place], protected: Protected, loaders: Iterable
                 search.expand(place)
             elif not place.foreign and not is_global(place.value):
                 found.append(place)
-    saved = _SavedStates(protected) if found else ()
-    return [place for place in found if id(place.value) not in restored and place.value not in saved]
+    found = [place for place in found if id(place.value) not in restored]
+    saved = _state_parts(protected.capture()) if found else set()
+    return [place for place in found if not _state_parts(generator_state(place.value)) <= saved]
 
 
 def _inside(owner: object) -> Iterator[object]:
@@ -96,23 +100,19 @@ def _inside(owner: object) -> Iterator[object]:
                 search.expand(place)
 
 
-class _SavedStates:
-    """The protected values that may be states of generators, which the script itself gets and sets."""
+def _state_parts(state: Any) -> set[object]:
+    """Return the parts of a nested state that may come from a generator: numbers, words, and tensors of a few bytes.
 
-    def __init__(self, protected: Protected) -> None:
-        values = [value for _, value in leaves(protected.capture())]
-        self._bytes = [v.cpu() for v in values if isinstance(v, torch.Tensor) and v.dtype == torch.uint8]
-        self._numbers = {value for value in values if isinstance(value, int)}
-        for value in values:
-            if isinstance(value, np.ndarray) and value.dtype == np.uint32:
-                self._numbers |= set(value.tolist())
-
-    def __contains__(self, generator: Any) -> bool:
-        state = generator_state(generator)
-        if isinstance(state, torch.Tensor):
-            return any(torch.equal(value, state) for value in self._bytes)
-        words = [value for _, value in leaves(state) if not isinstance(value, str)]
-        return all(set(np.ravel(value).tolist()) <= self._numbers for value in words if value is not None)
+    A script may save the state of a generator in any form. All its parts are then among those of the protected state."""
+    parts: set[object] = set()
+    for _, value in leaves(state):
+        if isinstance(value, int | float):
+            parts.add(value)
+        elif isinstance(value, np.ndarray) and value.dtype in (np.uint32, np.uint64):
+            parts.update(value.ravel().tolist())
+        elif isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.numel() <= MAX_BYTES:
+            parts.add(bytes(local(value).flatten().tolist()))
+    return parts
 
 
 def _warning(place: Place) -> str:
