@@ -59,13 +59,13 @@ CHECKPOINTED = {
 BOUNDED = {"perturbation": PERTURBATION, "bound": BOUND, "SCAR paper": SCAR}
 SERVER = {
     "block": "a part of the state, such as the topics of one document. A block is lost, saved and restored as a whole.",
+    "SCAR paper": SCAR,
     "SCAR (`scar`)": "the method of the SCAR paper: it saves a quarter of the blocks after every iteration, and restores only "
     "the lost blocks after a failure.",
     "full recovery (`traditional`)": "this method saves all blocks after every fourth iteration, and restores all blocks "
     "after a failure.",
     "panel": "a topic model with its data. `lda-20news` has 20 topics, and `lda-20news-200` has 200, on the texts of 20 "
     "Newsgroups.",
-    "SCAR paper": SCAR,
 }
 BACKPROP = {
     "`replay`": "the workers repeat the interrupted mini-batch with all samples.",
@@ -108,7 +108,8 @@ SHARDED = {
 MATRIX = {
     "variant": "a recovery method with a way to save. `reference` has no failures. `blocking` and `overlapped` restart all "
     "workers after a failure. `replay`, `forward` and `skip` are live recovery: the surviving workers continue without a "
-    "restart.",
+    "restart. `replay` completes the interrupted step with all samples, `forward` completes it without the samples of the "
+    "lost worker, and `skip` drops it.",
     "blocking and overlapped saves": "during a blocking save, training waits until the save is written; during an overlapped "
     "save, training continues meanwhile. `reference` and `blocking` use blocking saves, and all other variants use "
     "overlapped saves.",

@@ -238,7 +238,7 @@ def _timed(replay: list[float], skip: list[float], modelled: list[float]) -> Pan
 
 
 def _why_the_model_fails(results: PanelResults) -> str:
-    return next(line for line in remarks(results) if "under `replay` that the performance model predicts" in line)
+    return next(line for line in remarks(results) if "under `replay`: predicted by the performance model" in line)
 
 
 def test_the_remark_on_a_wrong_prediction_says_if_uneven_gradients_are_the_cause() -> None:

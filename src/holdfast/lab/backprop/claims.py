@@ -124,11 +124,11 @@ def claims(results: PanelResults) -> list[Claim]:
     ratios = np.stack(
         [results.times.predicted[at] / results.times.slowdown[FailureCase("replay", at)] for at in POINTS], axis=1
     )
-    model = (
-        "slowdown of a mini-batch under `replay` that the performance model predicts, divided by the measured slowdown"
-    )
+    model = "slowdown of a mini-batch under `replay`: predicted by the performance model, divided by measured"
     made.append(claim("model-replay", model, "section IV.C", (0.85, 1.15), confidence.median(ratios)))
-    restart = "time to load a checkpoint and train ten mini-batches that the performance model predicts, divided by the measured time"
+    restart = (
+        "time to load a checkpoint and train ten mini-batches: predicted by the performance model, divided by measured"
+    )
     ident, words = f"{results.panel.name}-model-restart", f"{results.label}: {restart}"
     return [
         *made,
