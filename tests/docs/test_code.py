@@ -33,9 +33,9 @@ BLOCKS = [pytest.param(*block, id=f"{block[0]}:{block[1]}") for block in blocks(
 
 
 @pytest.fixture(autouse=True)
-def settings_of_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def settings_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
-    yield
+    yield  # uses `tmp_path`, so that this ends before the current folder is removed: torch may import modules here
     torch.use_deterministic_algorithms(False)
 
 
