@@ -49,6 +49,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "train.data": ["blocks", "errors", "process", "sampler", "train.state"],
     "train.observe": ["blocks", "distributed", "errors", "libraries", "sampler", "train.state"],
     "weights": ["checkpoint", "errors", "history", "memory", "runs", "train.state"],
+    "compare": ["checkpoint", "errors", "finding", "train.state", "weights"],
     "live": [
         "checkpoint",
         "distributed",
@@ -175,6 +176,7 @@ MAY_IMPORT: dict[str, list[str]] = {
         "audit",
         "blocks",
         "checkpoint",
+        "compare",
         "cost",
         "demo",
         "errors",

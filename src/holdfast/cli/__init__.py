@@ -12,6 +12,7 @@ import typer
 from holdfast import __version__
 from holdfast.cli.advise import advise
 from holdfast.cli.audit import audit
+from holdfast.cli.compare import compare
 from holdfast.cli.console import complain, missing_separator_hint
 from holdfast.cli.cost import cost
 from holdfast.cli.demo import demo
@@ -38,7 +39,7 @@ app = typer.Typer(
 _PANELS: dict[str, list[Callable[..., None]]] = {
     "Train": [run, scale],
     "Look": [cost, advise, watch, report, logs],
-    "Prove": [audit, rehearse],
+    "Prove": [audit, rehearse, compare],
     "Store": [export, inspect, verify],
     "Lab": [demo],
 }

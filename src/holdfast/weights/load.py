@@ -24,8 +24,12 @@ T = TypeVar("T")
 class SavedStates:
     """The state_dicts in a snapshot of a run, by name. Their tensors are not read yet."""
 
-    step: int
+    reader: SnapshotReader
     states: Mapping[str, Any]
+
+    @property
+    def step(self) -> int:
+        return self.reader.step
 
     @property
     def models(self) -> list[str]:
@@ -95,7 +99,7 @@ def open_states(store: Store, step: int) -> SavedStates:
     }
     states = unflatten(tensors, reader.extra).items()
     return SavedStates(
-        step, {name: unwrapped_state(state) if is_model_state(state) else state for name, state in states}
+        reader, {name: unwrapped_state(state) if is_model_state(state) else state for name, state in states}
     )
 
 

@@ -1,0 +1,1 @@
+"""`holdfast compare`: the saved states of two runs, compared bit by bit."""
