@@ -199,7 +199,16 @@ def test_of_a_run_that_died_before_its_loop_each_command_says_so_in_one_line(hol
 
 
 def test_every_command_has_help_with_an_example(holdfast) -> None:  # type: ignore[no-untyped-def]
-    for command in (["demo"], ["report"], ["watch"], ["inspect"], ["verify"], ["lab", "list"], ["lab", "run"]):
+    for command in (
+        ["demo"],
+        ["report"],
+        ["watch"],
+        ["compare"],
+        ["inspect"],
+        ["verify"],
+        ["lab", "list"],
+        ["lab", "run"],
+    ):
         ran = holdfast(*command, "--help")
         assert ran.code == 0
         assert "Example: holdfast" in " ".join(ran.out.split()), command

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from holdfast.compare.differences import Comparison, compare
+from holdfast.compare.differences import StateComparison, compare
 from holdfast.compare.report import lines, rows, verdict
 
 
@@ -25,7 +25,7 @@ def model(**changes: torch.Tensor) -> dict[str, torch.Tensor]:
     return {**state()["model"], **changes}
 
 
-def report(found: Comparison) -> list[str]:
+def report(found: StateComparison) -> list[str]:
     return [verdict(found), *(" | ".join(row) for row in rows(found)), *lines(found, "a", "b")]
 
 

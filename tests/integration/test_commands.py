@@ -77,6 +77,25 @@ def test_the_advice_rests_on_the_restart_that_was_seen(out: Path, here: Command)
     assert here("advise", out).stdout.startswith("advice: --recovery ")
 
 
+def test_the_killed_run_has_the_bits_of_an_undisturbed_run(
+    out: Path, start_command: StartCommand, tmp_path: Path, here: Command
+) -> None:
+    script = SUPPORT / "training_script.py"
+    task = json.dumps({"epochs": 4, "dropout": 0.2})
+    runs = {"undisturbed": TASK, "other": task}
+    commands = [
+        start_command("run", "--workers", 2, "--save-every", 5, "--out", tmp_path / name, script, "--", arguments)
+        for name, arguments in runs.items()
+    ]
+    for command in commands:
+        assert command.wait() == 0, command.stderr
+    equal = here("compare", tmp_path / "undisturbed", out)
+    assert (equal.returncode, equal.stdout.splitlines()[2].split(":")[0]) == (0, "equal")
+    different = here("compare", tmp_path / "other", out)
+    assert different.returncode == 1
+    assert "model/" in different.stdout
+
+
 def test_several_runs_are_compared_side_by_side(out: Path, here: Command) -> None:
     ran = here("cost", out, out / "history")
     assert ran.returncode == 0

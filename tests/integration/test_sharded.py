@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from finished_run import different, distance, events, failed_checks
+from holdfast.compare.differences import StateComparison, compare
+from holdfast.compare.saved_run import open_run
 from supervisor_process import SUPPORT, Start, Supervisor
 
 HOW: dict[str, Any] = {"script": SUPPORT / "fsdp_script.py", "save_every": 5, "workers": 4}
@@ -18,6 +20,11 @@ def completed(job: Supervisor) -> Path:
     assert result.get("verdict") == "completed", (result, job.stderr)
     assert failed_checks(job.out) == []
     return job.out
+
+
+def compared(one: Path, other: Path) -> StateComparison:
+    """Compare the newest states of two runs, with the values that each rank has for itself."""
+    return compare(*(open_run(str(out), None).state(of_all_ranks=True) for out in (one, other)))
 
 
 @pytest.mark.parametrize(
@@ -37,6 +44,7 @@ def test_killed_at_every_point_of_a_step_it_ends_with_the_bits_of_a_run_that_nev
     out = completed(job)
     assert len(events(out, "restart", "supervisor")) == len(failures)
     assert different(completed(reference), out) == []
+    assert compared(reference.out, out).is_equal
 
 
 def test_a_strike_within_a_step_counts_only_collectives_of_models_that_are_trained(start: Start) -> None:
@@ -63,7 +71,18 @@ def test_with_another_number_of_ranks_it_agrees_to_rounding_and_the_audit_passes
     job = start(task, failures=failures, workers_after=[2, 3, 4], **HOW)
     out = completed(job)
     assert [event.what.world for event in events(out, "attempt", "rank-0")] == [4, 2, 3, 4]
-    assert 0 < distance(completed(reference), out) < 1e-4
+    assert 0 < (most := distance(completed(reference), out)) < 1e-4
+    changed = compared(reference.out, out).changed_tensors
+    found = [tensor.bits.largest for tensor in changed if tensor.bits and tensor.one.name.startswith("model/")]
+    assert max(found) == pytest.approx(most)
+
+
+def test_equal_weights_that_other_numbers_of_ranks_have_saved_are_equal(start: Start) -> None:
+    how = {"script": HOW["script"], "keep_last": 9}
+    jobs = [start({"epochs": 1}, workers=workers, out=f"of-{workers}", **how) for workers in (2, 3)]
+    one, other = (open_run(str(completed(job)), 0) for job in jobs)
+    assert (one.world_size, other.world_size) == (2, 3)
+    assert compare(one.state(of_all_ranks=False), other.state(of_all_ranks=False)).is_equal
 
 
 def test_a_snapshot_with_one_damaged_shard_is_passed_over_by_all_ranks(start: Start, start_reference: Start) -> None:

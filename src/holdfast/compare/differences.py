@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.compare.leaves import Leaf, Path, leaves
+from holdfast.compare.leaves import Leaf, LeafPath, leaves
 from holdfast.compare.tensor_bits import DifferentBits, different_bits
 
 
@@ -18,7 +18,7 @@ class ChangedTensor:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Comparison:
+class StateComparison:
     """The differences between two states, and the size of the first one."""
 
     tensors: int
@@ -34,12 +34,12 @@ class Comparison:
         return not (self.changed_tensors or self.changed_values or self.only_one or self.only_other)
 
 
-def compare(one: Any, other: Any) -> Comparison:
+def compare(one: Any, other: Any) -> StateComparison:
     """Compare two nested states bit by bit. Only a piece of one tensor of each state is in memory."""
     here, there = leaves(one), leaves(other)
     tensors = [leaf.tensor for leaf in here.values() if leaf.tensor]
     common = [path for path in here if path in there]
-    return Comparison(
+    return StateComparison(
         tensors=len(tensors),
         bytes=sum(tensor.nbytes for tensor in tensors),
         values=sum(not (leaf.tensor or leaf.is_filled) for leaf in here.values()),
@@ -58,13 +58,13 @@ def _has_changed(one: Leaf, other: Leaf) -> bool:
     return one.text != other.text or (one.tensor is None) != (other.tensor is None)
 
 
-def _only(here: Mapping[Path, Leaf], there: Mapping[Path, Leaf]) -> tuple[Leaf, ...]:
+def _only(here: Mapping[LeafPath, Leaf], there: Mapping[LeafPath, Leaf]) -> tuple[Leaf, ...]:
     """Return the leaves of `here` that are not in `there`; of a container that has items, only the items."""
     return tuple(leaf for path, leaf in here.items() if path not in there and not leaf.is_filled)
 
 
 def _changed_tensors(
-    here: Mapping[Path, Leaf], there: Mapping[Path, Leaf], common: Sequence[Path]
+    here: Mapping[LeafPath, Leaf], there: Mapping[LeafPath, Leaf], common: Sequence[LeafPath]
 ) -> Iterator[ChangedTensor]:
     shared = [path for path in common if here[path].tensor and there[path].tensor]
     in_file_order = sorted(shared, key=lambda path: _position(here[path]))

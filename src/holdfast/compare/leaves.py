@@ -13,7 +13,7 @@ import torch
 
 from holdfast.checkpoint.stored_tensor import StoredTensor, of_tensor
 
-Path: TypeAlias = tuple[str, ...]
+LeafPath: TypeAlias = tuple[str, ...]
 ATTRIBUTES = "(attributes)"  # of a model's state_dict: the versions of its layers
 
 
@@ -30,10 +30,10 @@ class Leaf:
     is_filled: bool = False
 
 
-def leaves(tree: Any) -> dict[Path, Leaf]:
+def leaves(tree: Any) -> dict[LeafPath, Leaf]:
     """Return the leaves of the nested dicts, lists and tuples in `tree`, by the keys that lead to them."""
-    found: dict[Path, Leaf] = {}
-    waiting: list[tuple[Path, str, Any]] = [((), "", tree)]
+    found: dict[LeafPath, Leaf] = {}
+    waiting: list[tuple[LeafPath, str, Any]] = [((), "", tree)]
     while waiting:
         path, name, value = waiting.pop()
         items = [*_items(value)]

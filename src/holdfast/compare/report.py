@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from holdfast.compare.differences import ChangedTensor, Comparison
+from holdfast.compare.differences import ChangedTensor, StateComparison
 from holdfast.compare.leaves import Leaf
 from holdfast.finding import counted
 
@@ -11,7 +11,7 @@ LONGEST = 60  # characters of a value
 HEADS = ("tensor", "dtype and shape", "differ", "largest difference")
 
 
-def verdict(found: Comparison) -> str:
+def verdict(found: StateComparison) -> str:
     """Return the result in one line: equal, or different and in how many tensors and values."""
     tensors, values = counted(found.tensors, "tensor"), counted(found.values, "plain value")
     if found.is_equal:
@@ -24,12 +24,12 @@ def verdict(found: Comparison) -> str:
     return f"different: {', '.join(filter(None, parts))}"
 
 
-def rows(found: Comparison) -> list[tuple[str, str, str, str]]:
+def rows(found: StateComparison) -> list[tuple[str, str, str, str]]:
     """Return a row with the columns `HEADS` for each of the first tensors that differ."""
     return [_row(changed) for changed in found.changed_tensors[:SHOWN]]
 
 
-def lines(found: Comparison, one: str, other: str) -> Iterator[str]:
+def lines(found: StateComparison, one: str, other: str) -> Iterator[str]:
     """Yield a line for each of the first differences that are not in the table; `one` and `other` name the runs."""
     yield from _rest(found.changed_tensors, "tensor")
     for mine, theirs in found.changed_values[:SHOWN]:
