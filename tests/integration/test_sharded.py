@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from finished_run import different, distance, events, failed_checks
-from holdfast.compare.differences import StateComparison, compare
 from holdfast.compare.saved_run import open_run
+from holdfast.compare.state_differences import StateComparison, compare
 from supervisor_process import SUPPORT, Start, Supervisor
 
 HOW: dict[str, Any] = {"script": SUPPORT / "fsdp_script.py", "save_every": 5, "workers": 4}

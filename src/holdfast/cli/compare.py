@@ -25,7 +25,7 @@ def compare(
 ) -> None:
     """Compare the saved states of two runs bit by bit, and name the tensors that differ. The exit status is 1 if the states
     differ. Example: holdfast compare runs/undisturbed runs/killed"""
-    from holdfast.compare import differences, report
+    from holdfast.compare import report, state_differences
     from holdfast.compare.saved_run import differing_settings, open_run
 
     runs = open_run(one, step), open_run(other, step)
@@ -36,7 +36,7 @@ def compare(
         _print_common_step(*runs)
         raise typer.Exit(1)
     of_all_ranks = runs[0].shares == runs[1].shares
-    found = differences.compare(*(run.state(of_all_ranks=of_all_ranks) for run in runs))
+    found = state_differences.compare(*(run.state(of_all_ranks=of_all_ranks) for run in runs))
     say(report.verdict(found))
     if table := report.rows(found):
         _print_table(report.HEADS, table)

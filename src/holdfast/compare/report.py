@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from holdfast.compare.differences import ChangedTensor, StateComparison
 from holdfast.compare.leaves import Leaf
+from holdfast.compare.state_differences import ChangedTensor, StateComparison
 from holdfast.finding import counted
 
 SHOWN = 20  # tensors or values of each kind

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from holdfast.compare.differences import StateComparison, compare
 from holdfast.compare.report import lines, rows, verdict
+from holdfast.compare.state_differences import StateComparison, compare
 
 
 def state(**changes: Any) -> dict[str, Any]:
