@@ -5,15 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from finished_run import different, events, failed_checks
 from holdfast.cost.breakdown import cost_breakdown
-from holdfast.distributed.membership import Coordination
 from holdfast.errors import BadInput
 from holdfast.history.log import read_history
-from holdfast.live.recovery import LiveRecovery
-from holdfast.live.settlement import RecoveryPlan
 from holdfast.runs.config import RunConfig
 from holdfast.supervise.scale_request import scale
 from live_runs import EPOCHS, LOOP, PATIENCE, WORKERS, fingerprints, run_with_live_recovery
@@ -172,11 +168,3 @@ def test_scaling_that_is_impossible_is_refused_in_one_line(
     (tmp_path / "run.json").write_text(json.dumps(config.to_json()))
     with pytest.raises(BadInput, match=why):
         scale(tmp_path, workers)
-
-
-def test_a_joining_worker_forgets_the_sums_of_an_interrupted_recovery() -> None:
-    live = LiveRecovery("replay", 2, Coordination(1, (), torch.distributed.HashStore, seat=1, is_joining=True))
-    live.new_group(lambda: None)
-    live.groups[0].given[0] = torch.zeros(1)
-    live._send_sums(RecoveryPlan(step=3, begun=True, joining=(1,), given=(None,)), None)
-    assert live.groups[0].given == {}

@@ -12,8 +12,9 @@ from holdfast.distributed.ranks import BoundaryGate
 from holdfast.errors import WorkerLost
 from holdfast.events import Regroup
 from holdfast.live import state_transfer
-from holdfast.live.recovery import LiveRecovery, TrainingHooks
+from holdfast.live.recovery import LiveRecovery
 from holdfast.live.settlement import LossEffects, MemberReport, RecoveryPlan, StepState
+from holdfast.live.training_hooks import TrainingHooks
 from holdfast.sampler.plan import SamplePlan
 from holdfast.sampler.run_plan import RunPlan
 
@@ -88,7 +89,7 @@ def test_a_sender_lost_before_any_member_has_its_state_leaves_nothing_recorded(
     live: LiveRecovery, record: FakeRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the history names the sender's step, while the others finish the step before it."""
-    live.groups = [group := interrupted_group()]
+    live.groups.append(group := interrupted_group())
     fake_transfer(monkeypatch, broken, broken)
     with pytest.raises(GroupBroken):
         live._recover_once(group, 0.0)
@@ -100,7 +101,7 @@ def test_a_sender_lost_before_any_member_has_its_state_leaves_nothing_recorded(
 def test_a_member_with_the_state_of_one_that_was_ahead_is_ahead_from_then_on(
     live: LiveRecovery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live.groups = [group := interrupted_group()]
+    live.groups.append(group := interrupted_group())
     fake_transfer(monkeypatch, lambda *_: {"model": {}}, broken)
     with pytest.raises(GroupBroken):
         live._recover_once(group, 0.0)
@@ -111,7 +112,7 @@ def test_a_member_with_the_state_of_one_that_was_ahead_is_ahead_from_then_on(
 def test_a_recovery_is_recorded_once_every_member_has_the_state(
     live: LiveRecovery, record: FakeRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live.groups = [group := interrupted_group()]
+    live.groups.append(group := interrupted_group())
     fake_transfer(monkeypatch, lambda *_: {"model": {}}, lambda *_: None)
     live._recover_once(group, 0.0)
     (event,) = record
@@ -124,7 +125,7 @@ def test_protected_values_of_the_script_are_not_computed_from_gradients_that_did
 ) -> None:
     """An average of the weights would be computed from weights that the member ahead replaces only afterwards."""
     live._training.protected.has_values_of_script = True  # type: ignore[misc]  # it is a fake
-    live.groups = [group := interrupted_group()]
+    live.groups.append(group := interrupted_group())
     with pytest.raises(WorkerLost, match="not all ranks got the gradients of step 5"):
         live._recover_once(group, 0.0)
     assert record == []

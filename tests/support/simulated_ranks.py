@@ -22,9 +22,10 @@ from holdfast.distributed.gloo_link import GroupBroken, Link
 from holdfast.distributed.membership import Membership
 from holdfast.distributed.ranks import BoundaryGate
 from holdfast.errors import WorkerLost
-from holdfast.live.recovery import LiveRecovery, TrainingHooks
+from holdfast.live.recovery import LiveRecovery
 from holdfast.live.sharded.operations import AllReduce, Team
 from holdfast.live.sharded.shard_recovery import ShardedRecovery
+from holdfast.live.training_hooks import TrainingHooks
 from holdfast.train.state.protected import Protected
 
 SIZE, STEPS, WIDTH, LAYERS = 4, 3, 4, 2

@@ -78,7 +78,7 @@ def test_other_private_names_exist(owner: object, name: str, use: str) -> None:
 
 
 def test_tensor_backward_looks_up_torch_autograd_backward_at_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Live recovery replaces torch.autograd.backward (live/recovery.py) and must see every backward of a script."""
+    """Live recovery replaces torch.autograd.backward (live/backward_guard.py) and must see every backward of a script."""
     calls: list[object] = []
     monkeypatch.setattr(torch.autograd, "backward", lambda *args, **options: calls.append(args))
     torch.ones(1, requires_grad=True).sum().backward()

@@ -7,61 +7,27 @@ membership has changed, or within a step if backward, or the exchange of buffers
 that is to be suspended raises `Suspended` at a boundary, and the training loop calls `suspend`.
 """
 
-import functools
-import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any, Protocol
 
 import torch
 
 from holdfast import progress
-from holdfast.distributed import nccl_link
 from holdfast.distributed.gloo_link import GroupBroken, Link
 from holdfast.distributed.membership import Coordination
 from holdfast.distributed.process_group import RecoverableGroup, has_script_collectives, replace_default_group
-from holdfast.distributed.ranks import JOINS, Ranks
-from holdfast.errors import BadInput
+from holdfast.distributed.ranks import Ranks
 from holdfast.events import Regroup
 from holdfast.live import state_transfer
+from holdfast.live.backward_guard import BackwardGuard, check_accumulation
 from holdfast.live.boundary_marks import BoundaryMarks
+from holdfast.live.handover import Handover
 from holdfast.live.rank_values import RankValues
-from holdfast.live.settlement import NOWHERE, LossEffects, MemberReport, RecoveryPlan, StepState, make_plan
+from holdfast.live.settlement import NOWHERE, MemberReport, RecoveryPlan, StepState, make_plan
+from holdfast.live.training_hooks import TrainingHooks
 from holdfast.progress import IN_RESERVE, Phase, restart_needed
-from holdfast.runs.config import RunConfig
-from holdfast.train.state.attempt import MemberRecorder
-from holdfast.train.state.protected import Copies, Protected
-
-logger = logging.getLogger(__name__)
-
-
-class WorkInStep(Protocol):
-    """A view of the script's work in the current step: optimizer steps, and gradients that no optimizer has used."""
-
-    @property
-    def has_stepped(self) -> bool:
-        """True if an optimizer has stepped in the current step."""
-
-    @property
-    def is_pending(self) -> bool:
-        """True if gradients of earlier steps have accumulated, and no optimizer step has used them yet."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TrainingHooks:
-    """State and callbacks that the training loop gives to the recovery from lost workers."""
-
-    losses: LossEffects
-    protected: Protected
-    record: MemberRecorder
-    attempt: int
-    record_steps: Callable[[], None]  # writes every step that was trained so far to the history
-    inject: Callable[[int], None]  # injects failures: called with the step once the survivors have a plan
-    work: WorkInStep
-    restore_shard: Callable[[int, int], int | None]
-    """Loads the part of a rank (its number) of the newest good snapshot of a step or earlier; returns its step."""
+from holdfast.train.state.protected import Copies
 
 
 @dataclass(slots=True, eq=False)
@@ -77,13 +43,16 @@ class LiveRecovery:
     groups: list[RecoverableGroup] = field(default_factory=list, init=False)
     buffers: state_transfer.Buffers = field(default_factory=state_transfer.Buffers, init=False)
     window: StepState = field(default_factory=StepState, init=False)
+    guard: BackwardGuard = field(init=False)
     _hooks: TrainingHooks | None = field(default=None, init=False)
     _recorded: tuple[int, ...] = field(default=(), init=False)  # the members of the last recorded membership
     _may_accumulate: bool = field(default=False, init=False)  # the last step ended without an optimizer step
-    _has_warned: bool = field(default=False, init=False)  # of a backward through several models
     _averages: Copies = field(default_factory=list, init=False)  # of a dropped step, which is not to change them
     _marks: BoundaryMarks | None = field(default=None, init=False)  # of a run that replays
     _values: RankValues | None = field(default=None, init=False)  # of a run that replays and protects plain values
+
+    def __post_init__(self) -> None:
+        self.guard = BackwardGuard(self.coordination, self.link, self.groups, self)
 
     def connect(self) -> None:
         """Connect to the workers that start with this one, and watch for workers that are lost or join later."""
@@ -92,7 +61,6 @@ class LiveRecovery:
         if not self.is_joining:
             self.coordination.connect(self.link, self.members)
         self.coordination.listen(self.link.hang_up)
-        self._guard_backward()
 
     def start(self, hooks: TrainingHooks) -> None:
         """Enable recovery once the training loop is built. If a worker is lost before this call, the run restarts."""
@@ -231,69 +199,18 @@ class LiveRecovery:
     def _renew_default_group(self) -> None:
         replace_default_group(self.member, self.size)
 
-    def _guard_backward(self) -> None:
-        """Wrap `torch.autograd.backward` so that it recovers if it fails because of a lost worker."""
-        plain = torch.autograd.backward
+    def begin_backward(self) -> None:
+        """Check that the script does not accumulate gradients over several steps, before the first backward of a step."""
+        if self._may_accumulate:
+            self._may_accumulate = False  # the first backward of a step decides
+            check_accumulation(self._training.work)
 
-        @functools.wraps(plain)
-        def backward(*args: Any, **options: Any) -> None:
-            if self._may_accumulate:
-                self._may_accumulate = False  # the first backward of a step decides
-                self._check_accumulation()
-            try:
-                plain(*args, **options)
-            except RuntimeError:
-                if not any(self._recover_backward(group) for group in self.groups):
-                    raise
-            else:
-                self._check_one_model()
-                for group in self.groups:
-                    if not (self.link.is_broken and group.has_failed() and self._recover_backward(group)):
-                        self._complete_backward(group)
-
-        torch.autograd.backward = backward
-
-    def _check_accumulation(self) -> None:
-        if self._training.work.is_pending:
-            raise BadInput(
-                "Gradients are added to those of an earlier step, and a lost worker's part of those cannot be recovered. "
-                "With live recovery, step the optimizer in every step; accumulate with run.batches(..., micro_batches=N)."
-            )
-
-    def _recover_backward(self, group: RecoverableGroup) -> bool:
-        """Recover the backward pass of `group` if a lost worker made it fail; return False for any other error."""
-        if not group.sums or not (self.link.is_broken or self.coordination.is_outdated or group.has_failed()):
-            return False
-        self._check_one_model(has_failed=True)
-        self.recover(group)
-        self._complete_backward(group)
-        return True
-
-    def _check_one_model(self, *, has_failed: bool = False) -> None:
-        """Warn once if a backward pass goes through several replicated models; if the pass has failed, restart the run.
-
-        The gradients of one model can be completed after a loss, but not those of several models at once."""
-        summed = [group for group in self.groups if group.sums]
-        if len(summed) < 2:
-            return
-        if has_failed or self.link.is_broken or any(group.has_failed() for group in summed):
-            raise restart_needed(f"a worker was lost in a backward pass through {len(summed)} replicated models")
-        if not self._has_warned and self.coordination.rank == 0:
-            logger.warning(
-                "holdfast: a backward pass goes through %d replicated models: if a worker is lost in it, the run restarts "
-                "from its newest snapshot. To recover live, make them parts of one nn.Module and replicate that; for a model that "
-                "does not step then, such as a GAN's discriminator, call run.unwrap(model).",
-                len(summed),
-            )
-        self._has_warned = True
-
-    def _complete_backward(self, group: RecoverableGroup) -> None:
-        if group.sums:
-            group.end()
-            self.window = self.window._replace(passes=self.window.passes + 1)
-            if self.is_dropped(self.window.step):
-                group.drop(is_scaled=self._training.protected.is_scaled)
-                self._averages = self._averages or self._training.protected.copy_averages()
+    def end_backward(self, group: RecoverableGroup) -> None:
+        """Count a backward pass of `group`, whose gradient sums are complete; if the step is dropped, drop them."""
+        self.window = self.window._replace(passes=self.window.passes + 1)
+        if self.is_dropped(self.window.step):
+            group.drop(is_scaled=self._training.protected.is_scaled)
+            self._averages = self._averages or self._training.protected.copy_averages()
 
     @property
     def _training(self) -> TrainingHooks:
@@ -354,8 +271,19 @@ class LiveRecovery:
         """Carry out this rank's part of the recovery `plan`, and complete the backward pass of `group`, if any.
 
         `reports` has the report of each worker, by member number. `began` is the time at which the recovery began."""
+        handover = Handover(
+            plan=plan,
+            coordination=self.coordination,
+            link=self.link,
+            groups=self.groups,
+            buffers=self.buffers,
+            training=self._training,
+            marks=self._marks,
+            values=self._values,
+        )
         if plan.behind:
-            self._send_result(plan, group)  # first: if its sender is lost before a member has it, it never existed
+            # First, because a result whose sender is lost before any member has it never existed.
+            self._hand_over_result(handover, group)
         # Recorded now, because what is summed without the lost members stays so if another one is lost before the end.
         self._record(plan, perf_counter() - began)
         if plan.lost:
@@ -365,19 +293,30 @@ class LiveRecovery:
         if plan.begun:
             self._set_weight(plan.basis, plan.step)
         if plan.joining:
-            self._send_state(plan, reports)
+            handover.send_state(reports)
+            if self.is_joining:
+                self.window = self.window._replace(basis=())
         if plan.synced:
-            buffers = self._transfer(plan.syncer, plan.synced, lambda: self.buffers.values)
-            state_transfer.meet(self.link)
-            if self.member in plan.synced:
-                self.buffers.use(buffers)
+            handover.send_buffers()
         if plan.drops(self.strategy):
             self.window = self.window._replace(dropped=plan.step)
-        self._send_sums(plan, group)
+        handover.send_sums(group)
         if group:
             if self.window.staged is None:
                 group.sum_again([bucket for bucket, holder in enumerate(plan.given) if holder is None])
             group.unpack()
+
+    def _hand_over_result(self, handover: Handover, group: RecoverableGroup | None) -> None:
+        """Send the members behind the result of the step that they have not finished. They use it at the boundary."""
+        finished = self._training.protected.trained
+        state = handover.send_result(lambda: self.window.staged or finished())
+        if self.member in handover.plan.behind and group:
+            self.window = self.window._replace(staged=state)
+            for number, bucket in enumerate(group.sums):
+                if not bucket.is_done:
+                    group.pack(number)  # any finite values: the result replaces what comes of them at the boundary
+                    bucket.is_done = True
+        state_transfer.meet(self.link)
 
     def _record(self, plan: RecoveryPlan, seconds: float) -> None:
         self._recorded = self.members
@@ -399,78 +338,6 @@ class LiveRecovery:
         )
         self._training.record.flush()
 
-    def _send_result(self, plan: RecoveryPlan, group: RecoverableGroup | None) -> None:
-        """Send the state after a step from a worker that has finished the step to the workers that have not."""
-        if self._training.protected.has_values_of_script:
-            raise restart_needed(
-                f"not all ranks got the gradients of step {plan.step - 1}, on which values that the script protects may "
-                "depend"
-            )
-        finished = self._training.protected.trained
-        state = self._transfer(plan.giver, plan.behind, lambda: self.window.staged or finished())
-        if self.member in plan.behind and group:
-            self.window = self.window._replace(staged=state)
-            for number, bucket in enumerate(group.sums):
-                if not bucket.is_done:
-                    group.pack(number)  # any finite values: the result replaces what comes of them at the boundary
-                    bucket.is_done = True
-        state_transfer.meet(self.link)
-
-    def _send_state(self, plan: RecoveryPlan, reports: dict[int, MemberReport]) -> None:
-        """Send the training state of worker `plan.giver` to the joining workers. All workers must call this."""
-        protected = self._training.protected
-        first = (plan.basis or self.members)[0]
-        if self.strategy == "replay" and first in plan.joining and not plan.syncs and self.buffers.values:
-            raise restart_needed("rank 0 is lost, and its buffers with it")
-        if self.member == plan.giver:
-            self._check_marks(is_first_lost=first in plan.joining)
-            self._training.record_steps()  # a joining worker may survive this one, and needs the steps before it recorded
-        state = self._transfer(plan.giver, plan.joining, protected.capture)
-        state_transfer.meet(self.link)
-        if self.is_joining:
-            protected.restore(state)
-            self._take_values(plan)
-            giver = reports[plan.giver]
-            progress.here.catch_up(giver.boundaries - giver.begun, giver.posted)
-            self.window = self.window._replace(basis=())
-
-    def _check_marks(self, *, is_first_lost: bool) -> None:
-        """Make the run restart if this rank's state may differ from the lost worker's state at the start of the step.
-
-        `is_first_lost` is True if the lost worker was rank 0, whose buffers the other ranks copy."""
-        if self._marks and is_first_lost and self._marks.has_own_buffers(self.buffers.ids):
-            raise restart_needed("rank 0 is lost, and its buffers with it")
-        if self._marks and self._marks.have_changed(self.buffers.ids):
-            raise restart_needed("protected state had changed since the step began, before its gradients were summed")
-
-    def _take_values(self, plan: RecoveryPlan) -> None:
-        """Give this worker, which replaces a lost one, the plain values (dicts, lists, tensors) of the lost worker."""
-        is_lost = self.member in plan.lost  # otherwise `holdfast scale` has added a rank, which has none of its own yet
-        if self._values and is_lost and not self._values.restore(self.member, plan.step):
-            raise restart_needed(
-                f"rank {self.member} was lost before the values it protects were known at step {plan.step}"
-            )
-
-    def _transfer(self, giver: int, takers: tuple[int, ...], state: Callable[[], Any]) -> Any:
-        ranks = [self.members.index(taker) for taker in takers]
-        return state_transfer.transfer(self.link, self.coordination.rank, self.members.index(giver), ranks, state)
-
-    def _send_sums(self, plan: RecoveryPlan, group: RecoverableGroup | None) -> None:
-        """Send the sum of each gradient bucket from a worker that has the sum to the workers that lack it."""
-        if self.is_joining:
-            for own in self.groups:
-                own.given = {}  # sums received in an interrupted round may be summed again
-        for bucket, holder in enumerate(plan.given):
-            if holder is None or bucket in plan.shared:
-                continue
-            if group:
-                state_transfer.broadcast(self.link, self.members.index(holder), group.sums[bucket].values)
-                group.sums[bucket].is_done = True
-            else:  # this rank joins, and uses the sum in its first backward
-                joining = self.groups[plan.model]
-                joining.given[bucket] = joining.empty(bucket)
-                state_transfer.broadcast(self.link, self.members.index(holder), joining.given[bucket])
-
     @property
     def _has_phases(self) -> bool:
         """True if the script has several training loops (phases), which may differ in their batch size."""
@@ -482,26 +349,3 @@ class LiveRecovery:
         even = 1.0 / self.size  # DDP divides by the full world size, whatever the number of members
         for group in self.groups:
             group.factor = 1.0 if weight == even else weight * self.size
-
-
-def live_for(config: RunConfig, peers: Ranks) -> LiveRecovery | None:
-    """Return the connected LiveRecovery of this rank; None if lost workers make the run restart instead."""
-    if not peers.grouped or peers.connect is None:
-        return None
-    joins = JOINS in os.environ
-    if why := nccl_link.why_not(peers.backend):
-        progress.here.has_fallen_back = True
-        line = f"--recovery {config.recovery} is not possible here ({why})"
-        if joins:
-            raise BadInput(f"{line}, so spare workers are of no use: leave out --spares.")
-        if peers.rank == 0:
-            logger.warning("%s: after a failure the run restarts from its newest snapshot.", line)
-        return None
-    members = () if joins else tuple(range(peers.size))
-    rank = progress.here.assigned if joins else peers.rank
-    coordination = Coordination(
-        peers.rank, members, peers.connect, seat=peers.rank, is_joining=joins, rank_for_life=rank
-    )
-    live = LiveRecovery(config.recovery, peers.size, coordination, nccl_link.link_for(peers.backend, peers.device))
-    live.connect()
-    return live

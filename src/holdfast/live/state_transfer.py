@@ -17,6 +17,7 @@ from torch.distributed import BroadcastOptions
 from holdfast import progress
 from holdfast.checkpoint.payload import flatten, unflatten
 from holdfast.distributed.gloo_link import Link
+from holdfast.distributed.membership import Coordination
 
 PIECE = 1 << 24  # bytes that are sent at once
 MAX_TRIES = 9  # losses in one forward, and one more
@@ -30,6 +31,15 @@ def transfer(link: Link, rank: int, giver: int, takers: Collection[int], state: 
     if rank == giver:
         _give(link, takers, state())
     return _take(link, giver) if rank in takers else None
+
+
+def transfer_by_member(
+    link: Link, coordination: Coordination, giver: int, takers: Collection[int], state: Callable[[], Any]
+) -> Any:
+    """Do the same as `transfer` with `giver` and `takers` as member numbers of `coordination`, instead of ranks."""
+    members = coordination.members
+    ranks = [members.index(taker) for taker in takers]
+    return transfer(link, coordination.rank, members.index(giver), ranks, state)
 
 
 def meet(link: Link) -> None:

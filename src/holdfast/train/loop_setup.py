@@ -18,10 +18,11 @@ from holdfast.distributed.ranks import BoundaryGate, Ranks
 from holdfast.errors import BadInput
 from holdfast.events import Order, Plan, Recover
 from holdfast.history.tail import last_witness
-from holdfast.live.recovery import LiveRecovery, TrainingHooks
+from holdfast.live.recovery import LiveRecovery
 from holdfast.live.settlement import LossEffects
 from holdfast.live.sharded.shadow import OwnShards
 from holdfast.live.sharded.shard_recovery import ShardedRecovery
+from holdfast.live.training_hooks import TrainingHooks
 from holdfast.processor_wait import OwnWaits, ProcessorWait
 from holdfast.progress import Phase
 from holdfast.runs.config import RunConfig

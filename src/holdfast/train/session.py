@@ -23,7 +23,7 @@ from holdfast.checkpoint.writer import Writer
 from holdfast.distributed import ranks as distributed
 from holdfast.distributed.ranks import SUPERVISED, Ranks
 from holdfast.errors import BadInput
-from holdfast.live.recovery import live_for
+from holdfast.live.set_up import live_for
 from holdfast.live.sharded.partial_replacement import KINDS
 from holdfast.live.sharded.shard_recovery import ShardedRecovery, check_models, sharded_live
 from holdfast.progress import Phase

@@ -17,9 +17,10 @@ from holdfast.distributed import membership
 from holdfast.distributed.gloo_link import GroupBroken
 from holdfast.distributed.membership import Coordination, Membership, MembershipWatch, Suspended
 from holdfast.errors import WorkerLost
-from holdfast.live import rank_values, recovery, state_transfer
-from holdfast.live.recovery import LiveRecovery, TrainingHooks
+from holdfast.live import backward_guard, handover, rank_values, recovery, state_transfer
+from holdfast.live.recovery import LiveRecovery
 from holdfast.live.settlement import LossEffects
+from holdfast.live.training_hooks import TrainingHooks
 from holdfast.progress import Phase, Progress
 from holdfast.runs.config import RunConfig
 from holdfast.sampler.plan import SamplePlan
@@ -70,8 +71,6 @@ class SimulatedRecovery(LiveRecovery):
     """The product's `LiveRecovery`, without what it changes in torch for the whole process."""
 
     __slots__ = ()
-
-    def _guard_backward(self) -> None: ...
 
     def _renew_default_group(self) -> None: ...
 
@@ -330,11 +329,11 @@ class LiveJob:
         except RuntimeError as error:
             failed = error
         if failed is not None:
-            if not live._recover_backward(group):
+            if not live.guard.recover(group):
                 raise failed
         else:
             group.unpack()
-            live._complete_backward(group)
+            live.guard.complete(group)
         if not live.is_dropped(step):
             total = model.weight.grad
             model.weight.mul_(31).add_(total).remainder_(8191)
@@ -359,11 +358,11 @@ def replacements(world: World, job: LiveJob) -> list[tuple[Any, str, Any]]:
     SimulatedWatch.world = SimulatedThread.world = world
     return [
         *((module, "PrefixStore", Prefixed) for module in (membership, rendezvous, rank_values)),
-        *((module, "progress", progress) for module in (membership, recovery, state_transfer)),
+        *((module, "progress", progress) for module in (membership, recovery, handover, state_transfer)),
         (membership, "MembershipWatch", SimulatedWatch),
         (membership, "threading", SimpleNamespace(Thread=SimulatedThread)),
         (membership, "os", SimpleNamespace(_exit=leave)),
-        (recovery, "restart_needed", restart_needed),
+        *((module, "restart_needed", restart_needed) for module in (recovery, backward_guard, handover)),
     ]
 
 

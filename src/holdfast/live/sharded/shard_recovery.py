@@ -20,9 +20,10 @@ from holdfast import progress
 from holdfast.distributed.gloo_link import GroupBroken
 from holdfast.errors import BadInput
 from holdfast.events import Regroup
+from holdfast.live import state_transfer
 from holdfast.live.boundary_marks import BoundaryMarks
 from holdfast.live.rank_values import RankValues
-from holdfast.live.recovery import LiveRecovery, TrainingHooks
+from holdfast.live.recovery import LiveRecovery
 from holdfast.live.sharded.collectives import Collectives
 from holdfast.live.sharded.exchange import Exchange
 from holdfast.live.sharded.mesh_group import MeshGroup, ModuleGather, replace_default_group_by_mesh
@@ -30,6 +31,7 @@ from holdfast.live.sharded.operations import Ring, Team, ranks_apart
 from holdfast.live.sharded.replicas import Agreement, Copies, Replicas, ranks_with_copies
 from holdfast.live.sharded.shadow import OwnShards, Shadow, check_copyable, exchange_copies
 from holdfast.live.sharded.shard_plan import JOINS, ShardPlan, ShardReport, make_shard_plan
+from holdfast.live.training_hooks import TrainingHooks
 from holdfast.progress import Phase, restart_needed
 from holdfast.train.state.protected import Protected
 
@@ -118,12 +120,11 @@ class ShardedRecovery(LiveRecovery):
         """Reduce the gradients `values` of the ranks in `group`, and write this rank's part to `output`."""
         if not self._has_reduced:
             self._has_reduced = True
-            self._begin_backward()
+            self.begin_backward()
         self.collectives.reduce(output, values, op, group.team)
 
-    def _begin_backward(self) -> None:
-        if self._may_accumulate:
-            self._check_accumulation()
+    def begin_backward(self) -> None:
+        LiveRecovery.begin_backward(self)  # super() does not work in a dataclass with slots
         self._training.record_steps()  # a lost rank is not rolled back, so its steps must be recorded
 
     def _step_hook(self, name: str) -> Any:
@@ -305,6 +306,9 @@ class ShardedRecovery(LiveRecovery):
                 own.load(shards, rest)
                 self._copies = self._replicas() or Shadow(own, copied, self.collectives.spare)
                 self._begin_as_replacement(plan, reports)
+
+    def _transfer(self, giver: int, takers: tuple[int, ...], state: Callable[[], Any]) -> Any:
+        return state_transfer.transfer_by_member(self.link, self.coordination, giver, takers, state)
 
     def _begin_as_replacement(self, plan: ShardPlan, reports: Mapping[int, ShardReport]) -> None:
         self._take_own_values(plan)
