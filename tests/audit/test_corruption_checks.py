@@ -24,9 +24,42 @@ def noticed(what: Corruption) -> TwoRankRun:
     return run
 
 
+def verdict_of(run: TwoRankRun) -> str | None:
+    """Return the verdict of the check; None if it is left out."""
+    return next((finding.verdict for finding in audit(run.events) if finding.check == CHECK), None)
+
+
 def test_the_check_is_left_out_if_no_states_were_compared() -> None:
     run = TwoRankRun().trains(1, None, 17).stops(1, 17)
     assert CHECK not in [finding.check for finding in audit(run.events)]
+
+
+def test_the_check_is_unknown_if_the_run_compared_states_but_a_rank_has_no_record_of_it() -> None:
+    run = TwoRankRun().trains(1, None, 17, witness_every=5)
+    run.says(0, Witnessed(1, 5, "a"))
+    verdict, because = run.stops(1, 17).found(CHECK)
+    assert verdict == "unknown"
+    assert because.startswith("rank-1 trained attempt 1 with --witness-every 5, but has no record of a comparison")
+
+
+def test_a_record_is_missing_only_if_a_comparison_must_have_ended() -> None:
+    for end, verdict in ((5, None), (6, "unknown")):  # step 5 begins after the comparison of step 0
+        run = TwoRankRun().trains(1, None, end, witness_every=5)
+        assert verdict_of(run) == verdict
+        assert verdict_of(run.stops(1, end)) == "unknown"  # a run ends after its last comparison
+    run = TwoRankRun().trains(1, 8, 10, witness_every=5)
+    assert verdict_of(run) is None
+    assert verdict_of(TwoRankRun().trains(1, 8, 11, witness_every=5)) == "unknown"
+
+
+def test_a_comparison_that_found_a_corruption_needs_no_other_record() -> None:
+    run = TwoRankRun().trains(1, None, 14, witness_every=5)
+    run.saves(1, 5)
+    run.says(0, corruption())
+    run.trains(2, 5, 17, witness_every=5)
+    for rank in range(2):
+        run.says(rank, Witnessed(2, 5, "a"))
+    assert run.stops(2, 17).found(CHECK)[0] == "pass"
 
 
 def test_equal_digests_pass_and_others_fail() -> None:

@@ -34,6 +34,7 @@ class TwoRankRun:
         seed: int | None = None,
         weights: str | None = None,
         passed_over: Sequence[int] = (),
+        witness_every: int | None = None,
     ) -> "TwoRankRun":
         """Let both ranks restore step `start`, or nothing, and train up to step `end`."""
         for rank in range(2):
@@ -41,7 +42,8 @@ class TwoRankRun:
             rng, at = ("keyed" if start is None else "restored"), PLAN.position(start or 0)
             plan = (PLAN.samples, PLAN.batch, PLAN.epochs, PLAN.seed, 50, "overlapped", "c")
             bad = tuple({"name": f"step-{step:08d}/", "why": "changed since"} for step in passed_over)
-            self.says(rank, Open(2), Attempt(attempt, 2, rank, 7, seed), Plan(attempt, *plan, command=command(*args)))
+            planned = Plan(attempt, *plan, command=command(*args), witness_every=witness_every)
+            self.says(rank, Open(2), Attempt(attempt, 2, rank, 7, seed), planned)
             self.says(rank, Recover(attempt, start, *at, rng, 0.0, bad, state=state, weights=weights))
             for step in range(start or 0, end):
                 self.says(rank, share(attempt, rank, step))

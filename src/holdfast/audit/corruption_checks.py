@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping
 
+from holdfast.audit.rank_session import RankSession
 from holdfast.audit.run_record import RunRecord
 from holdfast.events import Corruption, Witnessed
 from holdfast.finding import Verdict, counted
@@ -11,7 +12,7 @@ from holdfast.finding import Verdict, counted
 def no_corruption_remains(record: RunRecord) -> tuple[Verdict, str] | None:
     """Check that the recorded digests of all ranks agree, and that each corruption led to a restart from before it.
 
-    Return None if no digests were compared, as in a run without `--witness-every`."""
+    Return None if no digests had to be compared, as in a run without `--witness-every`."""
     compared = _witnesses(record)
     for (attempt, step), witnesses in compared.items():
         if error := _disagreement(witnesses, record.world(attempt)):
@@ -25,10 +26,37 @@ def no_corruption_remains(record: RunRecord) -> tuple[Verdict, str] | None:
         if restored > last:
             return "fail", f"{_described(corruption)}, but the run continued from step {restored}, which may be wrong"
         undone.append(f"{_described(corruption)}{_hindsight(corruption, compared)}, and was undone")
+    if lacking := _without_comparison(record):
+        return "unknown", lacking
     if not compared and not undone:
         return None
     steps = counted(len({step for _, step in compared}), "step")
     return "pass", "; ".join([f"all ranks agreed on the whole state before {steps}", *undone])
+
+
+def _without_comparison(record: RunRecord) -> str | None:
+    """Return a message on the first worker process that compared its state and recorded no comparison, or None."""
+    for attempt in record.trained:
+        sessions = () if attempt in record.corruptions else record.attempts[attempt]
+        if silent := next((session for session in sessions if _must_have_compared(session)), None):
+            every = silent.plan.witness_every if silent.plan else None
+            return (
+                f"{silent.who} trained attempt {attempt} with --witness-every {every}, but has no record of a comparison. "
+                "Either lines of history/ are missing, or the states were not compared: then the logs have a warning"
+            )
+    return None
+
+
+def _must_have_compared(session: RankSession) -> bool:
+    """Return True if `session` has no record of a comparison, although its first one has ended.
+
+    A worker process compares its state before its first step. It waits for the result before it begins the next
+    comparison, or ends. If members were lost, the comparison may have been interrupted."""
+    every = session.plan.witness_every if session.plan else None
+    if not every or session.witnesses or not len(session.steps):
+        return False
+    next_comparison = (session.first_step // every + 1) * every
+    return bool(session.end) or (not session.regroups and session.reached > next_comparison)
 
 
 def _witnesses(record: RunRecord) -> dict[tuple[int, int], dict[int, Witnessed]]:

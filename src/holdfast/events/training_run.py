@@ -24,7 +24,7 @@ class Attempt(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Event: the training plan of a rank: the samples, the seed of their order, and how often state is saved."""
+    """Event: the training plan of a rank: the samples, the seed of their order, and how often state is saved and compared."""
 
     attempt: int
     samples: int  # the samples of an epoch; with `loader` its batches; with `sampler` the ids that the sampler returns
@@ -44,6 +44,7 @@ class Plan(NamedTuple):
     later_phases: "Sequence[Mapping[str, JSON]]" = ()  # the plans of the later training loops (phases) of the script
     tensor_parallel: int = 1  # the number of consecutive ranks that train the same samples
     sharded: bool = False  # true if each rank holds a part of the model
+    witness_every: int | None = None  # the steps between two comparisons of the states of all ranks; null: never
 
     @property
     def steps(self) -> int:

@@ -367,7 +367,7 @@ def _sharded_models(protected: Protected, live: LiveRecovery | None) -> "Sharded
 def plan_event(
     config: RunConfig, attempt: int, phases: Phases, fingerprint: str, conditions: Conditions, *, sharded: bool
 ) -> Plan:
-    """Return the event that records how a run trains and saves.
+    """Return the event that records how a run trains, saves and compares states.
 
     `fingerprint` is the digest that `identity` returns, and `sharded` is True if each rank holds a part of the model."""
     first, *later = (_plan_fields(phases[index], data) for index, data in enumerate(conditions.all_data))
@@ -382,6 +382,7 @@ def plan_event(
         tensor_parallel=conditions.tensor_parallel,
         later_phases=tuple(later),
         sharded=sharded,
+        witness_every=config.witness_every,
         **first,
     )
 
