@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--points", type=int, default=1024)
     parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=32)
     options = parser.parse_args()
 
     train, test = spirals(options.points, 1), spirals(256, 2)
@@ -38,7 +39,7 @@ def main() -> None:
     net = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Dropout(0.1), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 2))
     model, optimizer = fabric.setup(net, torch.optim.AdamW(net.parameters(), lr=1e-2))
     run.protect(model=model, optimizer=optimizer)
-    for x, y in run.batches(train, global_batch=32 * run.world_size, num_epochs=options.epochs):
+    for x, y in run.batches(train, global_batch=options.batch, num_epochs=options.epochs):
         loss = F.cross_entropy(model(x.to(fabric.device)), y.to(fabric.device))
         fabric.backward(loss)
         optimizer.step()

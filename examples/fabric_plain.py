@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--points", type=int, default=1024)
     parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=32)
     options = parser.parse_args()
 
     train, test = spirals(options.points, 1), spirals(256, 2)
@@ -34,7 +35,8 @@ def main() -> None:
     L.seed_everything(0)
     net = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Dropout(0.1), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 2))
     model, optimizer = fabric.setup(net, torch.optim.AdamW(net.parameters(), lr=1e-2))
-    loader = fabric.setup_dataloaders(data.DataLoader(train, batch_size=32, shuffle=True, drop_last=True))
+    share = options.batch // options.devices
+    loader = fabric.setup_dataloaders(data.DataLoader(train, batch_size=share, shuffle=True, drop_last=True))
     for _ in range(options.epochs):
         for x, y in loader:
             loss = F.cross_entropy(model(x.to(fabric.device)), y.to(fabric.device))

@@ -84,14 +84,14 @@ def main() -> None:
     model = run.replicate(GPT().to(run.device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     run.protect(model=model, optimizer=optimizer)
-    for batch in run.steps(steps, global_batch=options.batch):
+    for batch in run.steps(steps, global_batch=options.batch * options.accumulate):
         step = batch.step
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, steps)
         if step % options.evaluate_every == 0:
             run.print(f"step {step}: loss {estimate_loss(model, kept):.3f}")
         for _ in range(options.accumulate):
-            x, y = get_batch(train, batch.data)
+            x, y = get_batch(train, batch.data // options.accumulate)
             loss = model(x, y) / options.accumulate
             loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -85,7 +85,7 @@ def main(args):
         checkpointer.load_optim(model, optim)
 
     run.protect(model=model, optimizer=optim)
-    for batch in run.steps(args.steps, global_batch=batch_size * run.world_size):
+    for batch in run.steps(args.steps, global_batch=batch_size):
         if args.explicit_prefetching:
             model.unshard()
         x = torch.randint(0, vocab_size, (batch.data, seq_len), device=device)

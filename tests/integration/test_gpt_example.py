@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from attached_runs import attach
-from finished_run import different, failed_checks
+from finished_run import different, events, failed_checks
 from holdfast.audit.verdicts import audit_run
 from holdfast.errors import BadInput
 from repository import EXAMPLES, lines
@@ -56,6 +56,7 @@ def test_killed_twice_it_ends_with_the_bits_of_a_run_that_never_failed(start: St
     assert failed_checks(job.out) == []
     (said,) = [each.because for each in audit_run(job.out) if each.check == "every_sample_trained_once"]
     assert proved in said
+    assert {event.what.batch for event in events(job.out, "plan")} == {16}  # two micro-batches of 8
 
 
 def test_a_script_that_draws_is_told_how_many_and_no_steps_are_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from supervisor_process import Start, Supervisor, driving
 ARGUMENTS = {
     "trainer": ["--steps", "5", "--samples", "96"],
     "lightning_trainer": ["--epochs", "3", "--points", "200", "--devices", "2"],
-    "fabric": ["--epochs", "3", "--points", "200", "--devices", "2"],
+    "fabric": ["--epochs", "3", "--points", "200", "--devices", "2", "--batch", "64"],
 }
 STEPS = {"trainer": 5, "lightning_trainer": 9, "fabric": 9}
 NEW_LINES = {"trainer": 2, "lightning_trainer": 2, "fabric": 4}

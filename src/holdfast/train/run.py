@@ -141,13 +141,14 @@ class Run:
         Train each batch before you ask for the next batch: this request ends the step, and the run may then save the
         state.
 
-        - `global_batch`: the number of samples that all ranks together train in a step.
+        - `global_batch`: the number of samples that all ranks together train in a step, over all micro-batches. Give a
+          number that does not depend on `run.world_size`: a run that continues with another global batch is refused.
         - `num_epochs` or `steps`: how long to train. Give one of them.
         - `seed`: the seed of the order of the samples. The default is the seed of the run.
         - `sampler`: the order of the samples. It is a torch sampler such as WeightedRandomSampler, or a function of the
           epoch and the seed that returns the indices of an epoch. The default shuffles all samples in every epoch.
         - `micro_batches`: the number of batches into which this rank's samples of a step are divided, to accumulate
-          gradients. Gradients are all-reduced in the last of these batches.
+          gradients. The gradients of a model of `run.replicate` are all-reduced in the last of these batches.
         - `num_workers`: the number of processes that load samples ahead of time.
         - `collate_fn`: the function that makes a batch from a list of samples, as in torch's DataLoader.
         - `dataloader_options`: further parameters of torch's DataLoader, for example `{"prefetch_factor": 4}`.
@@ -198,11 +199,13 @@ class Run:
     def steps(self, steps: int, *, global_batch: int, micro_batches: int = 1) -> Batches:
         """Return an iterator over `steps` steps in which the script itself draws the samples.
 
-        `batch.data` is the number of samples that this rank draws in the step. Draw them inside this step, with the
-        global generators of torch, numpy or Python: leave out `generator=`. The run seeds these generators for each
-        step, and does not restore others. So if a step is repeated after a failure, the script draws the same samples,
-        unless the world size has changed. `holdfast audit` counts the samples, but cannot check which samples they
-        were."""
+        `batch.data` is the number of samples that this rank draws in the step, or in one of its `micro_batches`. If the
+        script divides a step into micro-batches itself, it draws `batch.data` samples in all of them together.
+
+        Draw the samples inside this step, with the global generators of torch, numpy or Python: leave out `generator=`.
+        The run seeds these generators for each step, and does not restore others. So if a step is repeated after a
+        failure, the script draws the same samples, unless the world size has changed. `holdfast audit` counts the
+        samples, but cannot check which samples they were."""
         samples = OwnSamples(global_batch * LONG)
         return self.batches(
             samples, global_batch=global_batch, steps=steps, micro_batches=micro_batches, collate_fn=len
