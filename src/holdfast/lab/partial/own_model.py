@@ -59,9 +59,9 @@ class CostRow:
     whole_mean: float
     """The mean cost if each trial counts only whole iterations."""
     reduction: float
-    """The fraction of the baseline's cost that this strategy avoids: 0.7 means that it avoids 70 % of this cost.
+    """The fraction of the baseline's cost that this strategy avoids. The baseline is full checkpoints with full recovery.
 
-    The baseline is full checkpoints with full recovery. The value is NaN if the baseline's cost is 0 in all trials, or if
+    For example, 0.7 means that the strategy avoids 70 % of the baseline's cost. The value is NaN if the baseline's cost is 0 in all trials, or if
     no trial converged under both strategies."""
     reduction_low: float
     """The lower end of the confidence interval of `reduction`."""
