@@ -98,7 +98,7 @@ MAY_IMPORT: dict[str, list[str]] = {
         "weights",
     ],
     "rehearse": [
-        "checkpoint",
+        "compare",
         "errors",
         "events",
         "faults",

@@ -31,7 +31,13 @@ class StateComparison:
 
     @property
     def is_equal(self) -> bool:
-        return not (self.changed_tensors or self.changed_values or self.only_one or self.only_other)
+        return not self.names
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all tensors and values that differ, or that only one state has."""
+        pairs = [*((changed.one, changed.other) for changed in self.changed_tensors), *self.changed_values]
+        return [leaf.name for leaf in (*(one for one, _ in pairs), *self.only_one, *self.only_other)]
 
 
 def compare(one: Any, other: Any) -> StateComparison:

@@ -11,8 +11,8 @@ from typing import IO, cast
 
 from rich.console import Console
 
-from holdfast.checkpoint import snapshot
-from holdfast.checkpoint.store import DirectoryStore
+from holdfast.compare.saved_run import open_run
+from holdfast.compare.state_differences import compare
 from holdfast.errors import BadInput
 from holdfast.events import Detect, Plan, Restart, Step
 from holdfast.faults.schedule import Failure
@@ -20,7 +20,7 @@ from holdfast.finding import counted
 from holdfast.history.log import read_history
 from holdfast.progress import Progress
 from holdfast.rehearse import cause
-from holdfast.rehearse.case import Cause, DivergenceCase
+from holdfast.rehearse.case import Cause, DivergenceCase, listed
 from holdfast.rehearse.compare import divergence, first_steps, left_behind, live_divergence, unmatched, unstable
 from holdfast.rehearse.report import Rehearsed, restarts_of_live_recovery
 from holdfast.runs.config import RunConfig
@@ -201,13 +201,24 @@ def _failure(verdict: RunVerdict, folder: Path) -> Cause:
 def _other_difference(reference: Path, killed: Path, steps: list[int]) -> str:
     if steps:
         return f"steps {', '.join(map(str, steps))} were trained in one run and not in the other"
-    saved = [snapshot.newest(DirectoryStore(folder / "checkpoints")) for folder in (reference, killed)]
-    one, other = ((last.step, last.manifest.tensors, last.extra["state"]) for last in saved)
-    if one != other:
-        return "the last snapshots differ: something protected changed after the last step was recorded"
+    if why := last_difference(reference, killed):
+        return why
     fingerprints, expected = _fingerprints(killed), _fingerprints(reference)
     wrong = [step for step, rank in expected if fingerprints.get((step, rank)) != expected[step, rank]]
     return f"the recorded fingerprints differ since step {min(wrong)}" if wrong else ""
+
+
+def last_difference(reference: Path, run: Path) -> str:
+    """Return how the newest snapshots of two runs differ, with the names of the differing values; "" if they are equal.
+
+    Their states were equal after each step. Of plain values, those of rank 0 are compared."""
+    one, other = (open_run(str(folder), None) for folder in (reference, run))
+    if one.step != other.step:
+        return f"the last snapshots are of steps {one.step} and {other.step}"
+    found = compare(one.state(of_all_ranks=False), other.state(of_all_ranks=False))
+    if found.is_equal:
+        return ""
+    return f"the last snapshots differ in {listed(found.names)}: something protected changed after the last step was recorded"
 
 
 def _restarts(folder: Path, kills: int) -> str:
