@@ -204,8 +204,8 @@ def _published_jobs() -> tuple[PublishedJob, ...]:
             0.90,
             _saved_best(llama, 54 * DAY, SYNCHRONOUS, LLAMA_SAVE),
             "the paper states 419 unexpected interruptions in 54 days, a storage of 2 TB/s, and saves of up to 4 GB for each "
-            "GPU. We assume that it saves at the best interval, and that a restart takes 10 minutes, as FT-HSDP reports for "
-            "synchronous training",
+            "GPU. We assume that it saves at the best interval, and that a restart takes 10 minutes, as arXiv "
+            "2602.00277 reports for synchronous training",
         ),
         PublishedJob(
             "synchronous training, O(100K) GPUs",

@@ -26,6 +26,10 @@ CAPTION = (
     "The mean cost of a failure in iterations, with its 95 % confidence interval, by the part of the blocks that is lost. "
     "Dotted lines: late failures only."
 )
+ROWS = (
+    "This table has a row for 1/2 of the blocks of each panel. It has rows for 1/4 and 3/4 only where the measured reduction "
+    "is outside the expected range."
+)
 IN_PAPER = "Yellow areas: the cost of partial recovery if it had the reductions that the SCAR paper reports."
 
 
@@ -50,7 +54,11 @@ def run(options: Options, meter: Meter) -> Result:
         {"trials": trials, "iterations between two checkpoints": interval},
         panels,
         claims,
-        [cost_report.reduction_remark(options), *(line for panel in panels for line in rises(panel, interval))],
+        [
+            cost_report.reduction_remark(options),
+            *([ROWS] if has_claims else []),
+            *(line for panel in panels for line in rises(panel, interval)),
+        ],
         [cost_report.reduction_table(options, _reduction_rows(panels, interval, has_claims=has_claims))],
         figure(panels, interval, paper=has_claims),
         f"{CAPTION} {IN_PAPER}" if has_claims else CAPTION,
