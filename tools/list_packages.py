@@ -46,7 +46,8 @@ def modules_page() -> str:
         "# Modules\n\nThis page lists all modules of the source, folder by folder, with the first sentence of each module's "
         "docstring. It is for people who change the source: [Architecture](architecture.md) describes how the modules work "
         "together. The [glossary](reference/glossary.md) explains words such as member, term, lineage, block and shadow. "
-        "The SCAR paper is [Qiao et al. 2018](https://arxiv.org/abs/1810.07354). `tools/list_packages.py` writes this page.\n"
+        "The SCAR paper is [Qiao et al. 2018](https://arxiv.org/abs/1810.07354). [Results](results/README.md) names the papers "
+        "that experiments of the lab repeat, such as Nicolae et al. 2022 and the ECRL report. `tools/list_packages.py` writes this page.\n"
     ]
     for folder, paths in packages().items():
         name = "src/holdfast" if folder == SOURCE else str(folder.relative_to(SOURCE))

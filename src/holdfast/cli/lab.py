@@ -44,7 +44,7 @@ def lab_run(
         ),
     ] = None,
     trials: Annotated[
-        int | None, typer.Option(help="Number of trials of each kind.  [default: the experiment's own]")
+        int | None, typer.Option(help="Number of simulated failures of each kind.  [default: the experiment's own]")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 0,
     jobs: Annotated[int | None, typer.Option(help="Number of processes.  [default: one for each core]")] = None,

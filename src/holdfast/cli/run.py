@@ -171,8 +171,8 @@ def run(
             help="Break something on purpose, as KIND@STEP[:POINT][,rank=RANKS]: kill@120, or "
             "hang@50+110:backward=0.5,rank=1+3. May be repeated. Kinds: exit, kill, hang, slow, flip, io-error, enospc, delay, "
             "torn-write, bit-flip, lost-rename. Points: boundary, forward, backward=F (the fraction F of the gradients is "
-            "summed), optimizer, save, recovery; of a save: tensors, extra, manifest, latest, removal; of a flip: weight, "
-            "moment, or weight=30 to say which bit.",
+            "summed), optimizer, save, recovery; of faults of the storage: the file tensors, extra, manifest or latest of a "
+            "snapshot, or the removal of one; of a flip: weight, moment, or weight=30 to say which bit.",
         ),
     ] = None,
 ) -> None:

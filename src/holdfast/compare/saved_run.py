@@ -1,4 +1,4 @@
-"""The snapshot of a run that is compared, and the parts of it that count.
+"""The snapshot of a run that is compared, without the parts that may differ between runs with equal states.
 
 All protected objects count, with the plain values and buffers that each rank has for itself. The rest of a snapshot does
 not count, because it can differ between two runs with equal states:

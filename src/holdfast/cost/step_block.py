@@ -1,4 +1,4 @@
-"""Totals of up to 256 folded steps, from which the cost of a run is computed instead of from each step event."""
+"""Totals of up to 256 steps, so that the cost of a run is computed without reading each step event."""
 
 from collections.abc import Iterator
 from itertools import pairwise

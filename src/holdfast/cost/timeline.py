@@ -1,8 +1,8 @@
-"""The critical path of a run: the events of its supervisor and of rank 0, divided into attempts, on one clock.
+"""The timeline of a run: the events of its supervisor and of rank 0, merged by time and divided into attempts.
 
 All ranks wait for each other, so these two event files account for all of the wall clock. Their events are merged by
 time or, if a clock was set back, by their order within an attempt. If rank 0 is lost and the others continue (live
-recovery), the path continues with the lowest surviving rank.
+recovery), the timeline continues with the lowest surviving rank.
 """
 
 import heapq

@@ -94,7 +94,7 @@ class Lost(NamedTuple):
     number: int  # the number of the process
     why: str  # the reason for regarding it as lost
     blocks: Sequence[int] = ()  # the blocks of the model that the process held
-    version: int = 0  # if `blocks` were lost: the number of the next round, counted through the run
+    version: int = 0  # if `blocks` were lost: how many rounds of the run were complete
 
 
 class Restored(NamedTuple):

@@ -27,8 +27,8 @@ class Plan(NamedTuple):
     """Event: the training plan of a rank: the samples, the seed of their order, and how often state is saved and compared."""
 
     attempt: int
-    samples: int  # the samples of an epoch; with `loader` its batches; with `sampler` the ids that the sampler returns
-    batch: int  # the samples in a step of all ranks (global batch)
+    samples: int  # how many samples an epoch has; with `loader` how many batches, with `sampler` how many sample ids
+    batch: int  # the number of samples in a step of all ranks (global batch)
     epochs: int  # the number of epochs
     seed: int  # the seed of the sample order
     save_every: int  # the steps between two snapshots
@@ -74,7 +74,7 @@ class Recover(NamedTuple):
     restored: int | None  # the step of the restored snapshot; null if none was restored
     epoch: int
     cursor: int
-    rng: str  # `restored`: as saved, `none`: not as saved, `keyed`: nothing restored, or saved by another number of ranks
+    rng: str  # the generators: `restored`: equal to the saved ones; `none`: different; `keyed`: none saved for this rank
     seconds: float  # the time that the restore took
     passed_over: "Sequence[Mapping[str, JSON]]" = ()  # newer snapshots that could not be used, with the reasons
     state: str | None = None  # a digest of the protected state before the first step
@@ -102,7 +102,7 @@ class Step(NamedTuple):
     cursor: int
     step: int
     samples: Samples  # the number of samples that this rank trained, and a digest of their ids
-    seconds: Seconds  # `data`: wait for the batch; `stall`: for a save; `device`: CUDA events measured `compute`
+    seconds: Seconds  # `data`: wait for the batch; `compute`: training (`device`: by CUDA events); `stall`: wait for a save
     state: str | None = None  # a fingerprint after the step: of state that all ranks share, then of the rank's own
     reduced: int = 0  # the number of backward passes with an all-reduce
     held: int = 0  # the number of backward passes without an all-reduce, which accumulate gradients
@@ -117,7 +117,7 @@ class Save(NamedTuple):
     step: int
     writer: str  # `overlapped` or `blocking`
     bytes: int  # the bytes that this snapshot takes
-    seconds: Stall  # `waited`: how long training waited, then by cause; `overlapped`: the write in the background
+    seconds: Stall  # `waited`: all time that training waited; up to `sync`: its parts; `overlapped`: background write
     retries: int = 0  # the number of times that a request to the storage was repeated
 
 

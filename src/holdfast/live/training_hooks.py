@@ -1,4 +1,4 @@
-"""Hooks that the training loop gives to the recovery from lost workers: the protected state, the record, and callbacks."""
+"""State and callbacks that live recovery gets from the training loop, such as the recorder of the rank's events."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A difference between two runs, with the observations of their workers, and the form of its explanation. No I/O."""
+"""The first difference between two runs, what their workers observed, and classes for its likely cause. No I/O."""
 
 import re
 from collections.abc import Sequence

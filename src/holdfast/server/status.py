@@ -1,4 +1,4 @@
-"""The progress and result of a run, its failures that killed no process, and a file that requests more nodes."""
+"""The progress and result of a run, the injected failures that killed no process, and a file that requests more nodes."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator

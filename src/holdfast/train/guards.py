@@ -1,4 +1,4 @@
-"""Guards of a loop against scripts that fetch batches ahead, change restored state twice, or make a loop too late."""
+"""Guards against scripts that fetch batches ahead, repeat a change that restored state contains, or make a loop too late."""
 
 import ast
 import copy

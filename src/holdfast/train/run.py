@@ -118,8 +118,8 @@ class Run:
         Dicts and lists are restored in place, and each rank gets its own dicts and lists back. But under `holdfast run
         --recovery forward` or `skip`, a worker that replaces a lost worker gets the dicts and lists of another rank.
 
-        Of buffers of modules and of your own objects, rank 0's values are saved, and all ranks get them. So values that
-        differ between ranks must be in a dict or list."""
+        A snapshot contains rank 0's values only of modules' buffers and of objects of your own classes, and all ranks get
+        these values. So values that differ between ranks must be in a dict or list."""
         self._session.protect(things)
 
     def batches(

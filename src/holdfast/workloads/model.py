@@ -19,7 +19,7 @@ class Model(DividedDefaults):
 
     By default, every row of every array is a block, workers pull all blocks, and each iteration has one update. `lanes`
     is the number of independent runs that are simulated together. Set `stochastic` if runs with different seeds differ,
-    and `steady` if the loss never rises and falls more and more slowly, so that the lab need not compute it after every
+    and `steady` if the loss only falls, more and more slowly, so that the lab need not compute it after every
     iteration."""
 
     rounds: int = 1

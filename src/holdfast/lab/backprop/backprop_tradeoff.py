@@ -1,4 +1,4 @@
-"""Figures 2 to 4 of the paper "lossy forward recovery": accuracy and overhead when workers are lost during backward."""
+"""Figures 2 to 4 of Nicolae et al. 2022: accuracy and overhead when workers are lost during backward."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""Results of backprop-tradeoff for one network, the claims of the paper and of holdfast, and remarks for readers."""
+"""Results of backprop-tradeoff for one network, the claims of Nicolae et al. 2022 and of holdfast, and remarks for readers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

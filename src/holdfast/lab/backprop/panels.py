@@ -148,7 +148,7 @@ PANELS: dict[str, BackpropPanel] = {
             partial(_digits, 50),
             390,
             "the data has 25 of the 200 classes that the paper uses, so an epoch has 48 mini-batches here and 390 in the paper. "
-            "Costs of checkpoint-restart are computed with 390. The accuracy is measured on the validation set.",
+            "Costs of checkpoint-restart are computed with 390. The test images are those of the validation set.",
         ),
         BackpropPanel(
             "nt3",
@@ -157,8 +157,7 @@ PANELS: dict[str, BackpropPanel] = {
             55,
             "the data is generated, with the shape of the data of the NT3 benchmark, unless --data has its tables. An epoch is "
             "one pass over the data: 7 mini-batches of 160 samples, 20 for each of 8 workers. The costs of checkpoint-restart are "
-            "computed with 55 mini-batches in an epoch, as in the paper. The paper's Table I exchanges the sizes and layers "
-            "of its two networks: the network of 600 MiB is NT3, not ResNet-50.",
+            "computed with 55 mini-batches in an epoch, as in the paper.",
         ),
     )
 }

@@ -1,4 +1,4 @@
-"""The performance model of section IV.C of "lossy forward recovery": the predicted cost of a failure, by strategy.
+"""The performance model of section IV.C of Nicolae et al. 2022: the predicted cost of a failure, by strategy.
 
 Checkpoint-restart has three overheads: it trains the mini-batches since the last checkpoint again (replay), saves
 periodically (checkpoint), and starts workers (restart). Immediate rollback (`replay`) starts workers and trains one

@@ -1,6 +1,6 @@
 """Statistics over the runs of a recovery matrix, and the quality gates that decide which runs count. Pure functions.
 
-The gates come from the ECRL paper (section 5.9). A suite (a data set, a model and a failure schedule) that fails a
+The gates come from the ECRL report (section 5.9). A suite (a data set, a model and a failure schedule) that fails a
 gate is left out of every mean. Confidence intervals resample the seeds of each suite, with all variants (recovery
 methods) of one seed together, because they began with the same weights.
 """

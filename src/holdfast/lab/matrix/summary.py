@@ -1,4 +1,4 @@
-"""The tables of a recovery matrix (such as tables 5 to 8 of the ECRL paper), its claims, and remarks for readers."""
+"""The tables of a recovery matrix (such as tables 5 to 8 of the ECRL report), its claims, and remarks for readers."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +53,7 @@ def tables(analysis: Analysis) -> list[ResultTable]:
 
 
 def aggregate(analysis: Analysis) -> ResultTable | None:
-    """Return a table of mean metrics by variant over all valid suites (table 5 of the ECRL paper)."""
+    """Return a table of mean metrics by variant over all valid suites (table 5 of the ECRL report)."""
     if not analysis.counted:
         return None
     compared = analysis.has(BLOCKING, OVERLAPPED)
@@ -70,7 +70,7 @@ def aggregate(analysis: Analysis) -> ResultTable | None:
 
 
 def per_suite(analysis: Analysis) -> ResultTable | None:
-    """Return a table of suites, sorted by how much overlapped saves gain over blocking saves (ECRL paper, table 6)."""
+    """Return a table of suites, sorted by how much overlapped saves gain over blocking saves (ECRL report, table 6)."""
     if not analysis.has(REFERENCE, BLOCKING, OVERLAPPED):
         return None
     columns = [*_axes(analysis), "reference, steps/s", "blocking, steps/s", "overlapped, steps/s"]
@@ -118,7 +118,7 @@ def sliced(analysis: Analysis) -> ResultTable | None:
 
 
 def complete(analysis: Analysis) -> ResultTable | None:
-    """Return a table of goodput, waiting for saves, and run time by suite and variant (ECRL paper, table 8)."""
+    """Return a table of goodput, waiting for saves, and run time by suite and variant (ECRL report, table 8)."""
     columns = [*_axes(analysis)]
     for what in ("steps/s", "stall, s", "wall, s"):
         columns += [f"{variant}, {what}" for variant in analysis.variants]
@@ -243,7 +243,7 @@ def _exact(analysis: Analysis) -> Iterator[Claim]:
         f"largest difference of a training loss of {' or '.join(exact)} from the loss of the reference in the same step"
     )
     largest = math.nan if any(map(math.isnan, most)) else max(most)
-    yield Claim("exact", words, "ours; section 6.5: a mean of 0.07", (0, 0), largest)
+    yield Claim("exact", words, "our goal; section 6.5: a mean difference of 0.07", (0, 0), largest)
 
 
 def remarks(analysis: Analysis) -> list[str]:
@@ -275,8 +275,8 @@ def remarks(analysis: Analysis) -> list[str]:
     if stolen := [run.stolen for run in analysis.measured.values() if run.stolen is not None]:
         repeated = sum(run.tries > 1 for run in analysis.measured.values())
         lines.append(
-            f"The host of this virtual machine gave {sum(stolen) / len(stolen):.1%} of the processor time to other virtual "
-            f"machines on average, and at most {max(stolen):.1%} during a run. A run is repeated if this share is more "
+            f"The runs were on a virtual machine. Its host gave {sum(stolen) / len(stolen):.1%} of the processor time to other "
+            f"virtual machines on average, and at most {max(stolen):.1%} during a run. A run is repeated if this share is more "
             f"than {STOLEN:.0%}; this happened to {repeated} of {len(analysis.measured)} runs."
         )
     return lines

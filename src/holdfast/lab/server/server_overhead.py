@@ -202,7 +202,7 @@ def _lengths(panels: Sequence[OverheadResults]) -> list[str]:
     ]
     return [
         f"The SCAR paper uses {PAPER_TOPICS:,} topics. More topics make an iteration longer, but not a checkpoint. So the "
-        f"experiment measures two numbers of topics: {'; '.join(parts)}."
+        f"experiment is run with two numbers of topics: {'; '.join(parts)}."
     ]
 
 

@@ -68,9 +68,10 @@ def remarks(costs: MeasuredCosts) -> list[str]:
     return [
         f"The noise floor is {floor:.2g} steps: the root mean square of the lags after all weights were rounded to bfloat16, at "
         f"{len(costs.lags(NOISE))} points of training.",
-        "The more a strategy changes the weights, the wider is the 95 % interval of its lag.",
-        f"A lag that is larger than the noise floor has an error of about {spread:.1f} steps. This is known from rollbacks, "
-        "whose exact cost is the age of the snapshot in steps. The measured lags of rollbacks differ from this cost by "
+        "If a strategy changes the weights more, its lag has a wider 95 % interval.",
+        f"A lag that is larger than the noise floor has an error of about {spread:.1f} steps. This error is "
+        "estimated from the rollbacks, because their exact cost is known: the age of the snapshot in steps. The measured lags "
+        "of rollbacks differ from this cost by "
         f"{spread:.1f} steps (root mean square), and are {abs(errors.mean()):.1f} steps too "
         f"{'small' if errors.mean() < 0 else 'large'} on average. They differ because a trial (one failure with one strategy) "
         "does not repeat the batches of the undone steps after a rollback: it continues with the next batches of the "

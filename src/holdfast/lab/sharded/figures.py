@@ -31,11 +31,11 @@ CAPTIONS = {
     "noise floor. The dashed line is the exact cost of a rollback: the mean age of the newest snapshot. The vertical scale is "
     "linear between -1 and 1, and logarithmic outside.",
     "repeated": "Validation loss of long runs with many failures. In every step, each rank fails with the chance above the "
-    "plot. The curves of rollback and shadow were not trained, but computed: the curve of shadow is that of the "
+    "plot. The curves of rollback and shadow are computed, without further training: the curve of shadow is that of the "
     "undisturbed run, and under rollback, each failure moves the run back on this curve, to the newest snapshot.",
     "bound": "Each point is a trial: one failure and one strategy. The vertical axis has the lag, the horizontal axis the "
-    "bound of Theorem 3.2. Points below the line (cost = bound) cost less than the bound. Strategies that change no weight "
-    "are not shown.",
+    "bound of Theorem 3.2. Below the line (cost = bound), the lag is smaller than the bound. Strategies that change no "
+    "weight are not shown.",
 }
 
 

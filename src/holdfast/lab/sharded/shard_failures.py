@@ -1,4 +1,4 @@
-"""The failures that sharded-tradeoff simulates, the strategies that recover from them, and the sizes of its two runs."""
+"""The failures that sharded-tradeoff simulates, the strategies that recover from them, and the sizes of its full and quick run."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
