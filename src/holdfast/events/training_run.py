@@ -74,7 +74,7 @@ class Recover(NamedTuple):
     restored: int | None  # the step of the restored snapshot; null if none was restored
     epoch: int
     cursor: int
-    rng: str  # the generators: `restored`: equal to the saved ones; `none`: different; `keyed`: none saved for this rank
+    rng: str  # the generators: `restored`: as saved; `none`: not as saved; `keyed`: none were saved for this rank
     seconds: float  # the time that the restore took
     passed_over: "Sequence[Mapping[str, JSON]]" = ()  # newer snapshots that could not be used, with the reasons
     state: str | None = None  # a digest of the protected state before the first step
@@ -102,7 +102,7 @@ class Step(NamedTuple):
     cursor: int
     step: int
     samples: Samples  # the number of samples that this rank trained, and a digest of their ids
-    seconds: Seconds  # `data`: wait for the batch; `compute`: training (`device`: by CUDA events); `stall`: wait for a save
+    seconds: Seconds  # `data`: wait for the batch; `compute`: training (`device`: by CUDA events); `stall`: for a save
     state: str | None = None  # a fingerprint after the step: of state that all ranks share, then of the rank's own
     reduced: int = 0  # the number of backward passes with an all-reduce
     held: int = 0  # the number of backward passes without an all-reduce, which accumulate gradients
