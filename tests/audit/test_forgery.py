@@ -992,6 +992,7 @@ def test_a_correct_run_that_once_did_not_pass(seed: int) -> None:
     ("seed", "name"),
     [
         (65629116, "a regroup in another step"),  # before the one that the attempt began with
+        (2657514, "a regroup in another step"),  # in the step before which the lost member's replacement joins
         (154773843, "a file cut off"),  # where nobody says that the last attempt was done, which trained again
         (681494150, "a commit removed"),  # with which an attempt was done, whose last state was found damaged later
     ],

@@ -245,6 +245,8 @@ class Memberships:
             return f"{name} cannot have {names(members)} in a world of {self.world}"
         if not 0 <= regroup.step < plan.steps or (self.changes and regroup.step < self.changes[-1].step):
             return f"{name} cannot have changed in step {regroup.step}"
+        if self.changes and _joins_a_begun_step(self.changes[-1].declarations[0].regroup, regroup):
+            return f"{name} lets a worker join before step {regroup.step}, whose gradients were being reduced"
         return None
 
     def _add_change(
@@ -327,6 +329,17 @@ def _with_losses(before: MemberChange | None, change: MemberChange) -> MemberCha
         return change._replace(lacking=lacking)
     # Gradients that earlier changes of this step kept are lost with the last member that had them.
     return change._replace(lacking=lacking | gone)
+
+
+def _joins_a_begun_step(before: Regroup, after: Regroup) -> bool:
+    """Return True if a worker joined before a step whose backward pass had begun in the membership `before`.
+
+    A worker may join during a backward pass, but then its change of the members counts gradient buckets. It can also
+    join before the backward pass, if the members that had begun it were lost."""
+    stayed = {*before.members} <= {*after.members} - {*after.lost, *after.asleep}
+    has_joiners = len(after.members) > len(before.members)
+    had_begun, is_in_backward = before.kept or before.redone, after.kept or after.redone
+    return bool(before.step == after.step and stayed and has_joiners and had_begun and not is_in_backward)
 
 
 def _joining_session(sessions: deque[RankSession] | None, number: int, departures: Sequence[int]) -> RankSession | None:
