@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from holdfast.supervise.slow_nodes import LOOKS, SlowNodes, latest_steps
-from holdfast.supervise.stragglers import FIRST, LATE, WINDOW, SlowSteps
+from holdfast.supervise.slow_nodes import LOOKS, WINDOW, SlowNodes, latest_steps
+from holdfast.supervise.stragglers import FIRST, LATE, SlowSteps
 from seeds import seeds
 
 Times = Callable[[int, int, int], float]

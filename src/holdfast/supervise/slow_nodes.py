@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from statistics import median, median_low
 from typing import NamedTuple
 
-from holdfast.supervise.stragglers import FIRST, LATE, LEAST, RATIO, SLOW_STEPS, WINDOW, OwnTime, SlowSteps
+from holdfast.supervise.stragglers import FIRST, LATE, LEAST, RATIO, OwnTime, SlowSteps
 
+WINDOW = 40  # latest steps of a node that are compared
+SLOW_STEPS = 32  # of these, in which a slow node is slower than the others
 LOOKS = 4  # looks in a row at which a slow node is slow
 
 

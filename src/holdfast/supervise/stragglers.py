@@ -3,7 +3,13 @@
 A worker that is not slow waits for a slow one in every step, so the steps of all workers take equally long. A worker
 therefore reports its own time: from the request of its batch until its gradients are computed, without the wait for the
 other workers' gradients. The own times of one step are compared with each other, so a step that is longer for all
-workers makes no worker slow. Single steps vary; only a worker that is slow in nearly all of its latest steps counts.
+workers makes no worker slow.
+
+Single steps vary, often by 20 % even on an idle machine. So the evidence of many steps is added up, as in Page's CUSUM
+test: the logarithm of the ratio of a worker's own time to the others', minus the logarithm of `RATIO`. Steps in which
+the worker was slower add to its evidence, and other steps take from it. The worker counts as slow once the evidence
+reaches `SLOW`, and as normal again once it is back at 0. A much slower worker is thus named after fewer steps than a
+worker that is only a little slower.
 
 On a machine with more work than processors, the workers get unequal shares of the processors, often for many steps. That
 says nothing about a worker: its replacement would wait for a processor as well. So the time for which the training
@@ -12,19 +18,20 @@ is measured by the device.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from math import log
+from statistics import geometric_mean, median
 from typing import NamedTuple
 
 from holdfast.progress import OWN_TIMES
 from holdfast.runs.config import SLOWEST_NORMAL
 
-WINDOW = 40  # latest steps that are compared
-SLOW_STEPS = 32  # of these, in which the worker was slower than the others
-NORMAL_STEPS = 20  # once fewer steps than this are slow, the worker counts as normal again
-RATIO = SLOWEST_NORMAL  # of a worker's own time to the median of the others, from which a step counts as slow
+RATIO = SLOWEST_NORMAL  # of a worker's own time to that of the others, from which a step counts as slow
+SLOW = 5.0  # evidence from which a worker counts as slow: 28 steps in a row at 1.5 times the time of the others
+MOST = 2.0  # ratio as which a time counts at most: no worker is slow after fewer than 11 steps, however long they are
 LEAST = 0.0005  # seconds by which a step must be slower
+LATEST = 20  # steps whose median is the reported ratio
 LATE = 64  # steps after which a time no longer arrives; times measured on a GPU are known a little later
 FIRST = 10  # steps of a worker that do not count: the first ones compile, allocate and fill caches
 
@@ -38,66 +45,78 @@ class SlowSteps(NamedTuple):
     seat: int
     since: int
     until: int
-    ratio: float  # median over the latest steps, of the own time to the median own time of the others
+    ratio: float  # of the own time to that of the others, median over the latest steps
     seconds: float
     is_over: bool = False  # the worker is as fast as the others again, or has left
 
 
-class _OwnStep(NamedTuple):
-    step: int
-    ratio: float
-    excess: float  # seconds
-
-    @property
-    def is_slow(self) -> bool:
-        return self.ratio >= RATIO and self.excess >= LEAST
-
-
 @dataclass(slots=True)
-class _Latest:
-    """The latest steps of one worker, compared with the other workers, and its present period of slow steps."""
+class _Comparison:
+    """The steps of one worker, compared with the other workers, and its present period of slow steps."""
 
-    steps: deque[_OwnStep] = field(default_factory=lambda: deque(maxlen=WINDOW))
     compared: int = 0
-    since: int | None = None
-    seconds: float = 0.0
-    reported: int = 0
+    evidence: float = 0.0  # from 0, for normal steps, to `SLOW`
+    is_slow: bool = False  # the evidence has reached `SLOW`
+    since: int = 0  # the first step of the evidence
+    until: int = 0
+    seconds: float = 0.0  # by which the steps of the evidence were slower
+    reported: int = 0  # steps of the period at its last report
+    ratios: deque[float] = field(default_factory=lambda: deque(maxlen=LATEST))
 
-    def add(self, step: _OwnStep) -> None:
+    def add(self, step: int, own: float, others: float) -> None:
+        """Compare a step that took the worker `own` seconds, and the other workers `others` seconds (see `_usual`)."""
         self.compared += 1
-        if self.compared <= FIRST:
+        if self.compared <= FIRST or self.is_over:
             return
-        self.steps.append(step)
-        slow = [latest for latest in self.steps if latest.is_slow]
-        if self.since is None and len(slow) >= SLOW_STEPS:
-            period = slow[-SLOW_STEPS:]
-            self.since, self.seconds = period[0].step, sum(latest.excess for latest in period)
-        elif self.since is not None:
-            self.seconds += max(0.0, step.excess)
+        if self.evidence == 0.0:
+            self.since, self.seconds = step, 0.0
+        ratio = own / others if others > 0 else 1.0
+        self.until = step + 1
+        self.ratios.append(ratio)
+        self.seconds += max(0.0, own - others)
+        self.evidence = min(SLOW, max(0.0, self.evidence + _evidence(ratio, own - others)))
+        self.is_slow |= self.evidence == SLOW
 
     @property
-    def is_normal_again(self) -> bool:
-        return sum(latest.is_slow for latest in self.steps) < NORMAL_STEPS
+    def is_over(self) -> bool:
+        """True once a slow worker is as fast as the others again."""
+        return self.is_slow and self.evidence == 0.0
 
     @property
     def is_due(self) -> bool:
         """True at the first report of a period, and each time the period has become twice as long."""
-        return self.since is not None and self.steps[-1].step + 1 - self.since >= 2 * self.reported
+        return self.is_slow and self.until - self.since >= 2 * self.reported
 
     def period(self, seat: int, *, is_over: bool) -> SlowSteps:
-        assert self.since is not None
-        until = self.steps[-1].step + 1
-        self.reported = until - self.since
-        # The last half tells the present ratio soon after the worker has become slow.
-        ratio = median(step.ratio for step in list(self.steps)[-WINDOW // 2 :])
-        return SlowSteps(seat, self.since, until, ratio, self.seconds, is_over)
+        self.reported = self.until - self.since
+        return SlowSteps(seat, self.since, self.until, median(self.ratios), self.seconds, is_over)
+
+
+def _evidence(ratio: float, excess: float) -> float:
+    """Return the evidence of one step: positive if the step was slower than `RATIO`, negative if it was not."""
+    if excess < LEAST:
+        ratio = min(ratio, 1.0)
+    return log(_bounded(ratio, 1.0) / RATIO)
+
+
+def _usual(own_times: Sequence[float]) -> float:
+    """Return the geometric mean of the other workers' own times. Times far from their median count less.
+
+    The median alone varies more from step to step, because most nodes have few workers."""
+    middle = median(own_times)
+    return geometric_mean([_bounded(own, middle) for own in own_times]) if middle > 0 else 0.0
+
+
+def _bounded(value: float, middle: float) -> float:
+    """Return `value`, but at most `MOST` times `middle`, and at least `middle` divided by `MOST`."""
+    return min(MOST * middle, max(middle / MOST, value))
 
 
 class StragglerDetector:
     """A detector of slow workers among the training workers of one node."""
 
     def __init__(self) -> None:
-        self._workers: dict[int, _Latest] = {}
+        self._workers: dict[int, _Comparison] = {}
         self._next: int | None = None  # the next step to compare
 
     def look(self, own_times: Mapping[int, OwnTime], reached: int) -> list[SlowSteps]:
@@ -112,8 +131,7 @@ class StragglerDetector:
         self._next = max(first, reached - OWN_TIMES // 2)
         while self._next < reached and self._compare(self._next, own_times, reached):
             self._next += 1
-        over = [seat for seat, worker in self._workers.items() if worker.since is not None and worker.is_normal_again]
-        reports += self._end(over)
+        reports += self._end([seat for seat, worker in self._workers.items() if worker.is_over])
         return reports + [worker.period(seat, is_over=False) for seat, worker in self._workers.items() if worker.is_due]
 
     def end(self) -> list[SlowSteps]:
@@ -127,11 +145,10 @@ class StragglerDetector:
         if len(known) < len(own_times):
             return step < reached - LATE  # a worker has just joined, or works in a way that is not timed
         for seat, own in known.items():
-            usual = median(value for other, value in known.items() if other != seat)
-            compared = _OwnStep(step, own / usual if usual > 0 else 1.0, own - usual)
-            self._workers.setdefault(seat, _Latest()).add(compared)
+            others = _usual([value for other, value in known.items() if other != seat])
+            self._workers.setdefault(seat, _Comparison()).add(step, own, others)
         return True
 
     def _end(self, seats: list[int]) -> list[SlowSteps]:
         ended = [(seat, self._workers.pop(seat)) for seat in seats]
-        return [worker.period(seat, is_over=True) for seat, worker in ended if worker.since is not None]
+        return [worker.period(seat, is_over=True) for seat, worker in ended if worker.is_slow]
