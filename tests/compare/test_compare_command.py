@@ -248,6 +248,16 @@ BAD = [
 ]
 
 
+def test_a_run_whose_snapshots_are_all_damaged_is_not_told_to_train(compare: Command, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        saved_by_ranks(tmp_path / name, 10, states(), extra=values_of_ranks(1.0, 2.0))
+    (tmp_path / "b" / "checkpoints" / "step-00000010" / "manifest.json").write_text("{")
+    code, _, err = compare("a", "b")
+    assert code == 2
+    assert "has only damaged snapshots" in err
+    assert err.endswith("restore it from a copy, or name another run.\n")
+
+
 @pytest.mark.parametrize(("name", "says"), BAD, ids=[name for name, _ in BAD])
 def test_a_folder_that_cannot_be_compared_is_refused_in_one_line(
     compare: Command, tmp_path: Path, name: str, says: str

@@ -85,8 +85,10 @@ def from_snapshot(
         return read(open_states(store, step)), step, ()
     found, bad = snapshot.search(store, lambda step: (read(open_states(store, step)), step))
     if found is None:
-        why = "; ".join(passed_over.why for passed_over in bad.values())
-        raise NoSnapshot(f"{store} has no verified snapshot ({why or 'it has none'}): train it first.")
+        if not bad:
+            raise NoSnapshot(f"{store} has no verified snapshot: train it first.")
+        damage = "; ".join(passed_over.why for passed_over in bad.values())
+        raise NoSnapshot(f"{store} has only damaged snapshots ({damage}): restore it from a copy, or name another run.")
     return *found, tuple(bad.values())
 
 

@@ -1,0 +1,116 @@
+"""Record the own times of a run, and count how soon the detector names the slow rank in them.
+
+python benchmarks/stragglers/recorded.py record FILE [--workers 4] [--factor 1.5] [--steps 1000]
+python benchmarks/stragglers/recorded.py judge FILE [FILE ...]
+
+`record` trains `train.py` and writes the own times of all ranks in each step to FILE. Rank 1 is slow from step 500 on.
+`judge` gives the recorded times to `StragglerDetector`: first as they are, and then once for every second step at which
+the rank could have become slow. One run thus tells about hundreds of beginnings, with the noise of a real machine.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from bench import SINCE, TRAIN
+
+from holdfast.runs.config import RunConfig
+from holdfast.supervise.stragglers import OwnTime, SlowSteps, StragglerDetector
+from holdfast.supervise.supervisor import supervise
+
+SLOW_RANK = 1
+BEFORE, LEAST = 100, 100  # steps before a beginning, and the fewest after it
+OwnTimes = list[float]  # of one step, by rank
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Record own times, or count in them how soon a slow rank is named.")
+    commands = parser.add_subparsers(required=True)
+    recording = commands.add_parser("record")
+    recording.add_argument("file", type=Path)
+    recording.add_argument("--workers", type=int, default=4)
+    recording.add_argument("--factor", type=float, default=1.5)
+    recording.add_argument("--steps", type=int, default=1000)
+    recording.set_defaults(act=record)
+    judging = commands.add_parser("judge")
+    judging.add_argument("files", type=Path, nargs="+")
+    judging.set_defaults(act=judge)
+    options = parser.parse_args()
+    return int(options.act(options))
+
+
+def record(options: argparse.Namespace) -> int:
+    """Train, and write one line for each step that the supervisor compares."""
+    compare = StragglerDetector._compare
+    with options.file.open("w") as file, TemporaryDirectory() as folder:
+
+        def recorded(self: StragglerDetector, step: int, own_times: Mapping[int, OwnTime], reached: int) -> bool:
+            is_done = compare(self, step, own_times, reached)
+            if is_done:
+                file.write(json.dumps([step, [own_times[rank](step) for rank in sorted(own_times)]]) + "\n")
+            return is_done
+
+        StragglerDetector._compare = recorded  # type: ignore[method-assign]
+        args = (str(options.steps), str(SLOW_RANK), str(SINCE), str(options.factor))
+        config = RunConfig(script=str(TRAIN), args=args, workers=options.workers)
+        return supervise(config, Path(folder) / "run").exit_code
+
+
+def judge(options: argparse.Namespace) -> int:
+    """Print the reports for each file, and how soon the slow rank is named in all of them."""
+    delays: list[int | None] = []
+    for path in options.files:
+        steps = read(path)
+        reports = reports_of([steps[step] for step in sorted(steps)])
+        named = sorted({report.seat for report in reports})
+        print(f"{path.stem}: {len(steps)} steps of {len(steps[min(steps)])} ranks, named: {named or 'no rank'}")
+        if named == [SLOW_RANK]:
+            delays += delays_of(steps)
+    if delays:
+        print(summary(delays))
+    return 0
+
+
+def read(path: Path) -> dict[int, OwnTimes]:
+    """Return the own times of all ranks, by step. Steps that are not known of all ranks are left out."""
+    lines: list[Any] = [json.loads(line) for line in path.read_text().splitlines()]
+    return {step: times for step, times in lines if None not in times}
+
+
+def reports_of(steps: Sequence[OwnTimes]) -> list[SlowSteps]:
+    """Return the reports of a detector that looks after every step."""
+    detector = StragglerDetector()
+    reports: list[SlowSteps] = []
+    for reached in range(len(steps) + 1):
+        own_times = {rank: lambda step, rank=rank: steps[step][rank] for rank in range(len(steps[0]))}
+        reports += detector.look(own_times, reached)
+    return reports
+
+
+def delays_of(steps: Mapping[int, OwnTimes]) -> list[int | None]:
+    """Return how many steps it takes to name the slow rank, for every second step as the first slow one."""
+    before = [steps[step] for step in sorted(steps) if SINCE - BEFORE <= step < SINCE]
+    slow = [steps[step] for step in sorted(steps) if step >= SINCE]
+    return [delay(before + slow[begin:], len(before)) for begin in range(0, len(slow) - LEAST, 2)]
+
+
+def delay(steps: Sequence[OwnTimes], begin: int) -> int | None:
+    return next((report.until - begin for report in reports_of(steps) if report.seat == SLOW_RANK), None)
+
+
+def summary(delays: Sequence[int | None]) -> str:
+    known = [delay for delay in delays if delay is not None]
+    late = sum(delay is None or delay > 50 for delay in delays) / len(delays)
+    return (
+        f"{len(delays)} beginnings: named after {statistics.median(known):.0f} steps in the median, "
+        f"{statistics.quantiles(known, n=10)[-1]:.0f} in 9 of 10, at most {max(known)}; after more than 50 steps, or never: {late:.1%}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
