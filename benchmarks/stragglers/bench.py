@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -58,10 +58,10 @@ def measure(options: argparse.Namespace) -> int:
     print("|---|---:|---:|---:|---:|---|")
     results: dict[str, list[Outcome]] = {}
     with ThreadPoolExecutor(at_once(options)) as pool:
-        runs = {
-            case: [pool.submit(outcome, *settings, options, repeat) for repeat in range(options.repeats)]
-            for case, settings in CASES.items()
-        }
+        runs: dict[str, list[Future[Outcome]]] = {case: [] for case in CASES}
+        for repeat in range(options.repeats):  # the cases take turns, because the speed of a machine changes
+            for case, settings in CASES.items():
+                runs[case].append(pool.submit(outcome, *settings, options, repeat))
         for case in CASES:
             results[case] = [run.result() for run in runs[case]]
             print(row(case, results[case]), flush=True)
