@@ -37,7 +37,7 @@ def test_a_worker_that_becomes_slow_is_named_within_50_steps(factor: float) -> N
 
 @pytest.mark.parametrize("seed", seeds(20))
 def test_a_slow_worker_is_named_within_50_steps_on_processors_whose_speed_varies(seed: int) -> None:
-    # As measured on virtual processors: one step in five of a worker that is not slow takes 1.25 times as long as the
+    # As measured on virtual processors: one step in six of a worker that is not slow takes 1.25 times as long as the
     # others' step, and one step in five of a worker that is 1.5 times as slow does not.
     noise = np.random.default_rng(seed).lognormal(-4, 0.2, (4, 600))
     reports = watched(lambda seat, step: noise[seat, step] * (1.5 if seat == 2 and step >= 500 else 1), 600)
@@ -53,12 +53,54 @@ def test_the_slower_a_worker_is_the_fewer_steps_name_it(factor: float) -> None:
     assert (reports[0].until - 100 if reports else None) == named_after[factor]
 
 
-def test_a_worker_is_normal_again_once_it_was_fast_for_about_as_long_as_it_takes_to_be_named() -> None:
+@pytest.mark.parametrize("factor", [1.5, 3.0])
+def test_the_last_report_of_a_period_has_its_last_slow_step_and_how_slow_the_worker_was(factor: float) -> None:
     def times(seat: int, step: int) -> float:
-        return 0.01 * (1.5 if seat == 0 and 100 <= step < 200 else 1)
+        return 0.01 * (factor if seat == 0 and 100 <= step < 200 else 1)
 
     (over,) = (report for report in watched(times, 400, every=1) if report.is_over)
-    assert over.until - 200 == 23
+    assert (over.since, over.until) == (100, 200)
+    assert over.ratio == pytest.approx(factor)
+
+
+def test_a_worker_with_long_steps_now_and_then_is_named_with_the_mean_of_its_steps() -> None:
+    (first, *_) = watched(lambda seat, step: 0.03 if seat == 1 and step % 10 < 4 else 0.01, 400, every=1)
+    assert first.seat == 1
+    assert 1.3 < first.ratio < 2
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 8])
+def test_long_steps_of_another_worker_hide_no_slow_worker(workers: int) -> None:
+    def times(seat: int, step: int) -> float:
+        if seat == workers - 1 and step % 8 == 0:
+            return 0.1
+        return 0.015 if seat == 0 else 0.01
+
+    named = [report.until for report in watched(times, 400, workers=workers, every=1) if report.seat == 0]
+    assert named
+    assert named[0] <= 80
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_the_first_steps_of_a_replacement_do_not_end_the_period_of_a_slow_worker(workers: int) -> None:
+    detector = StragglerDetector()
+    reports: list[SlowSteps] = []
+    for reached in range(400):
+        joined = 100 if reached >= 200 else 0
+        times = dict.fromkeys(range(1, workers - 1), 0.01) | {workers - 1 + joined: 0.01, 0: 0.02}
+        own_times = {
+            seat: lambda step, seat=seat, own=own: 0.1 if seat >= 100 and step < 200 + FIRST else own
+            for seat, own in times.items()
+        }
+        reports += detector.look(own_times, reached)
+    assert {report.seat for report in reports} == {0}
+    assert not any(report.is_over for report in reports)
+
+
+@pytest.mark.parametrize(("slow", "workers", "factor"), [(2, 4, 2.0), (3, 8, 1.5), (2, 8, 1.5), (2, 4, 1.5)])
+def test_workers_that_are_slow_at_the_same_time_are_all_named(slow: int, workers: int, factor: float) -> None:
+    reports = watched(lambda seat, _: 0.01 * (factor if seat < slow else 1), 400, workers=workers)
+    assert {report.seat for report in reports} == set(range(slow))
 
 
 def test_a_slow_period_that_begins_and_ends_between_two_looks_is_reported_once() -> None:
@@ -79,7 +121,8 @@ def test_evidence_stays_within_its_bounds(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", seeds(20))
 def test_noise_on_a_busy_machine_names_no_worker(seed: int) -> None:
-    noise = np.random.default_rng(seed).lognormal(0, 0.5, (4, 3000))
+    # 1.5 times the noise that was measured with 24 other processes on 16 processors
+    noise = np.random.default_rng(seed).lognormal(0, 0.33, (4, 3000))
     assert watched(lambda seat, step: 0.01 * noise[seat, step], 3000) == []
 
 

@@ -8,8 +8,9 @@ workers makes no worker slow.
 Single steps vary, often by 20 % even on an idle machine. So the evidence of many steps is added up, as in Page's CUSUM
 test: the logarithm of the ratio of a worker's own time to the others', minus the logarithm of `RATIO`. Steps in which
 the worker was slower add to its evidence, and other steps take from it. The worker counts as slow once the evidence
-reaches `SLOW`, and as normal again once it is back at 0. A much slower worker is thus named after fewer steps than a
-worker that is only a little slower.
+reaches `SLOW`, and as normal again once it is back at 0. A worker that is twice as slow is thus named after fewer steps
+than a worker that is only a little slower. Workers that are slow at the same time are compared with each other, too, so
+they are named later than a single slow worker.
 
 On a machine with more work than processors, the workers get unequal shares of the processors, often for many steps. That
 says nothing about a worker: its replacement would wait for a processor as well. So the time for which the training
@@ -21,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log
-from statistics import geometric_mean, median
+from statistics import geometric_mean, median_low
 from typing import NamedTuple
 
 from holdfast.progress import OWN_TIMES
@@ -29,9 +30,10 @@ from holdfast.runs.config import SLOWEST_NORMAL
 
 RATIO = SLOWEST_NORMAL  # of a worker's own time to that of the others, from which a step counts as slow
 SLOW = 5.0  # evidence from which a worker counts as slow: 28 steps in a row at 1.5 times the time of the others
-MOST = 2.0  # ratio as which a time counts at most: no worker is slow after fewer than 11 steps, however long they are
+MOST = 2.0  # ratio as which a time counts at most: it takes 11 steps to name a worker, however long they are
+LEAST_RATIO = 1 / 1.5  # as which a time counts at least: a long step of another worker takes little from the evidence
 LEAST = 0.0005  # seconds by which a step must be slower
-LATEST = 20  # steps whose median is the reported ratio
+LATEST = 20  # steps whose mean is the reported ratio
 LATE = 64  # steps after which a time no longer arrives; times measured on a GPU are known a little later
 FIRST = 10  # steps of a worker that do not count: the first ones compile, allocate and fill caches
 
@@ -45,7 +47,7 @@ class SlowSteps(NamedTuple):
     seat: int
     since: int
     until: int
-    ratio: float  # of the own time to that of the others, median over the latest steps
+    ratio: float  # of the own time to that of the others: the geometric mean of the latest steps
     seconds: float
     is_over: bool = False  # the worker is as fast as the others again, or has left
 
@@ -54,28 +56,35 @@ class SlowSteps(NamedTuple):
 class _Comparison:
     """The steps of one worker, compared with the other workers, and its present period of slow steps."""
 
-    compared: int = 0
+    steps: int = 0
     evidence: float = 0.0  # from 0, for normal steps, to `SLOW`
     is_slow: bool = False  # the evidence has reached `SLOW`
     since: int = 0  # the first step of the evidence
-    until: int = 0
+    until: int = 0  # its last slow step, plus 1
+    ratio: float = 1.0  # in the latest steps before `until`
     seconds: float = 0.0  # by which the steps of the evidence were slower
     reported: int = 0  # steps of the period at its last report
     ratios: deque[float] = field(default_factory=lambda: deque(maxlen=LATEST))
 
     def add(self, step: int, own: float, others: float) -> None:
         """Compare a step that took the worker `own` seconds, and the other workers `others` seconds (see `_usual`)."""
-        self.compared += 1
-        if self.compared <= FIRST or self.is_over:
+        if self.is_over:
             return
         if self.evidence == 0.0:
             self.since, self.seconds = step, 0.0
+            self.ratios.clear()
         ratio = own / others if others > 0 else 1.0
-        self.until = step + 1
-        self.ratios.append(ratio)
+        self.ratios.append(max(LEAST_RATIO, ratio))
         self.seconds += max(0.0, own - others)
-        self.evidence = min(SLOW, max(0.0, self.evidence + _evidence(ratio, own - others)))
+        evidence = _evidence(ratio, own - others)
+        self.evidence = min(SLOW, max(0.0, self.evidence + evidence))
         self.is_slow |= self.evidence == SLOW
+        if evidence > 0.0:
+            self.until, self.ratio = step + 1, geometric_mean(self.ratios)
+
+    @property
+    def has_warmed_up(self) -> bool:
+        return self.steps > FIRST
 
     @property
     def is_over(self) -> bool:
@@ -89,27 +98,22 @@ class _Comparison:
 
     def period(self, seat: int, *, is_over: bool) -> SlowSteps:
         self.reported = self.until - self.since
-        return SlowSteps(seat, self.since, self.until, median(self.ratios), self.seconds, is_over)
+        return SlowSteps(seat, self.since, self.until, self.ratio, self.seconds, is_over)
 
 
 def _evidence(ratio: float, excess: float) -> float:
     """Return the evidence of one step: positive if the step was slower than `RATIO`, negative if it was not."""
     if excess < LEAST:
         ratio = min(ratio, 1.0)
-    return log(_bounded(ratio, 1.0) / RATIO)
+    return log(min(MOST, max(LEAST_RATIO, ratio)) / RATIO)
 
 
 def _usual(own_times: Sequence[float]) -> float:
-    """Return the geometric mean of the other workers' own times. Times far from their median count less.
+    """Return the geometric mean of the other workers' own times. Each counts as at most `MOST` times their median.
 
     The median alone varies more from step to step, because most nodes have few workers."""
-    middle = median(own_times)
-    return geometric_mean([_bounded(own, middle) for own in own_times]) if middle > 0 else 0.0
-
-
-def _bounded(value: float, middle: float) -> float:
-    """Return `value`, but at most `MOST` times `middle`, and at least `middle` divided by `MOST`."""
-    return min(MOST * middle, max(middle / MOST, value))
+    middle = median_low(own_times)
+    return geometric_mean([min(MOST * middle, max(middle / MOST, own)) for own in own_times]) if middle > 0 else 0.0
 
 
 class StragglerDetector:
@@ -144,9 +148,12 @@ class StragglerDetector:
         known = {seat: value for seat, own_time in own_times.items() if (value := own_time(step)) is not None}
         if len(known) < len(own_times):
             return step < reached - LATE  # a worker has just joined, or works in a way that is not timed
-        for seat, own in known.items():
-            others = _usual([value for other, value in known.items() if other != seat])
-            self._workers.setdefault(seat, _Comparison()).add(step, own, others)
+        for seat in known:
+            self._workers.setdefault(seat, _Comparison()).steps += 1
+        compared = {seat: own for seat, own in known.items() if self._workers[seat].has_warmed_up}
+        for seat, own in compared.items() if len(compared) > 1 else ():
+            others = _usual([value for other, value in compared.items() if other != seat])
+            self._workers[seat].add(step, own, others)
         return True
 
     def _end(self, seats: list[int]) -> list[SlowSteps]:
