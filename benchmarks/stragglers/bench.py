@@ -3,7 +3,7 @@
 Run: python benchmarks/stragglers/bench.py [--repeats 5] [--workers 4] [--busy 0]. Every run is a `holdfast run` of
 `train.py`. In the first row of the table no rank is slow; in the others one rank is, from step 500 on. The speeds are
 steps per second after step 700, as a ratio to those of steps 200 to 500 of the same run. With `--busy N`, N processes
-that only use processor time run beside it. With twice as many processors as workers or more, several runs train at once.
+that only use processor time run beside it. With four times as many processors as workers, or more, several runs train at once.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def main() -> int:
 
 def measure(options: argparse.Namespace) -> int:
     print(about(options), end="\n\n")
-    print("| | named after, steps | wrong reports | restarts | speed after, of that before | audit |")
+    print("| | named after, steps | wrong reports | restarts | speed ratio | audit |")
     print("|---|---:|---:|---:|---:|---|")
     results: dict[str, list[Outcome]] = {}
     with ThreadPoolExecutor(at_once(options)) as pool:

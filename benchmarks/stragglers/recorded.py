@@ -3,19 +3,19 @@
 python benchmarks/stragglers/recorded.py record FILE [--workers 4] [--factor 1.5] [--steps 1000]
 python benchmarks/stragglers/recorded.py judge FILE [FILE ...]
 
-`record` trains `train.py` and writes the own times of all ranks in each step to FILE. Rank 1 is slow from step 500 on.
-`judge` gives the recorded times to `StragglerDetector`: first as they are, and then once for every second step at which
-the rank could have become slow. One run thus tells about hundreds of beginnings, with the noise of a real machine.
+`record` trains `train.py` and writes the own times of all ranks in each step to FILE. Rank 1 is slow from step 500 on
+(with `--factor 1`, no rank is). `judge` gives the recorded times to `StragglerDetector` and prints which ranks it names.
+Then it repeats this for many beginnings: it leaves out the first 0, 2, 4 and so on of the slow steps. One run thus tells
+about hundreds of beginnings, with the noise of a real machine.
 """
 
 import argparse
 import json
-import statistics
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from bench import SINCE, TRAIN
 
@@ -45,9 +45,10 @@ def main() -> int:
 
 
 def record(options: argparse.Namespace) -> int:
-    """Train, and write one line for each step that the supervisor compares."""
+    """Train, and write the factor, and then one line for each step that the supervisor compares."""
     compare = StragglerDetector._compare
     with options.file.open("w") as file, TemporaryDirectory() as folder:
+        file.write(f"{options.factor}\n")
 
         def recorded(self: StragglerDetector, step: int, own_times: Mapping[int, OwnTime], reached: int) -> bool:
             is_done = compare(self, step, own_times, reached)
@@ -62,24 +63,24 @@ def record(options: argparse.Namespace) -> int:
 
 
 def judge(options: argparse.Namespace) -> int:
-    """Print the reports for each file, and how soon the slow rank is named in all of them."""
-    delays: list[int | None] = []
+    """Print the named ranks of each file, and how soon the slow rank is named in all of them."""
+    delays: list[float] = []
     for path in options.files:
-        steps = read(path)
-        reports = reports_of([steps[step] for step in sorted(steps)])
-        named = sorted({report.seat for report in reports})
-        print(f"{path.stem}: {len(steps)} steps of {len(steps[min(steps)])} ranks, named: {named or 'no rank'}")
-        if named == [SLOW_RANK]:
+        factor, steps = read(path)
+        named = sorted({report.seat for report in reports_of([steps[step] for step in sorted(steps)])})
+        ranks = len(steps[min(steps)])
+        print(f"{path.stem}: factor {factor}, {len(steps)} steps of {ranks} ranks, named: {named or 'no rank'}")
+        if factor > 1:
             delays += delays_of(steps)
     if delays:
         print(summary(delays))
     return 0
 
 
-def read(path: Path) -> dict[int, OwnTimes]:
-    """Return the own times of all ranks, by step. Steps that are not known of all ranks are left out."""
-    lines: list[Any] = [json.loads(line) for line in path.read_text().splitlines()]
-    return {step: times for step, times in lines if None not in times}
+def read(path: Path) -> tuple[float, dict[int, OwnTimes]]:
+    """Return the factor, and the own times of all ranks by step. Steps that are not known of all ranks are left out."""
+    factor, *lines = map(json.loads, path.read_text().splitlines())
+    return factor, {step: times for step, times in lines if None not in times}
 
 
 def reports_of(steps: Sequence[OwnTimes]) -> list[SlowSteps]:
@@ -92,23 +93,24 @@ def reports_of(steps: Sequence[OwnTimes]) -> list[SlowSteps]:
     return reports
 
 
-def delays_of(steps: Mapping[int, OwnTimes]) -> list[int | None]:
-    """Return how many steps it takes to name the slow rank, for every second step as the first slow one."""
+def delays_of(steps: Mapping[int, OwnTimes]) -> list[float]:
+    """Return how many slow steps it takes to name the slow rank, for many beginnings; infinity if it is not named."""
     before = [steps[step] for step in sorted(steps) if SINCE - BEFORE <= step < SINCE]
     slow = [steps[step] for step in sorted(steps) if step >= SINCE]
     return [delay(before + slow[begin:], len(before)) for begin in range(0, len(slow) - LEAST, 2)]
 
 
-def delay(steps: Sequence[OwnTimes], begin: int) -> int | None:
-    return next((report.until - begin for report in reports_of(steps) if report.seat == SLOW_RANK), None)
+def delay(steps: Sequence[OwnTimes], begin: int) -> float:
+    right = (report.until for report in reports_of(steps) if report.seat == SLOW_RANK and report.until > begin)
+    return min(right, default=math.inf) - begin
 
 
-def summary(delays: Sequence[int | None]) -> str:
-    known = [delay for delay in delays if delay is not None]
-    late = sum(delay is None or delay > 50 for delay in delays) / len(delays)
+def summary(delays: Sequence[float]) -> str:
+    ordered = sorted(delays)
+    late = sum(delay > 50 for delay in delays) / len(delays)
     return (
-        f"{len(delays)} beginnings: named after {statistics.median(known):.0f} steps in the median, "
-        f"{statistics.quantiles(known, n=10)[-1]:.0f} in 9 of 10, at most {max(known)}; after more than 50 steps, or never: {late:.1%}"
+        f"{len(delays)} beginnings: named after {ordered[len(ordered) // 2]:g} steps in the median, "
+        f"{ordered[len(ordered) * 9 // 10]:g} in 9 of 10, at most {ordered[-1]:g}; after more than 50 steps, or never: {late:.1%}"
     )
 
 

@@ -253,7 +253,7 @@ class Straggler(NamedTuple):
     attempt: int
     rank: int | None  # the slow rank; null if a whole node is slow
     step: int  # the first slow step
-    until: int  # the latest step at which the rank was still slow
+    until: int  # the step after its latest slow step
     ratio: float  # the rank's time for its part of a step, divided by that of the others
     seconds: float  # the time that the other workers waited for this rank, from `step` to `until`
     node: int | None = None  # the slow node; null if only a rank is slow

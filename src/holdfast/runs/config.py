@@ -106,7 +106,7 @@ class RunConfig:
     replace_slow: float | None = None
     """A spare replaces a worker that needs this many times as long to compute a step as the other workers of its node.
 
-    The time is compared with the median of these workers, over many steps. Example: 1.5. None: never."""
+    The time is compared with the geometric mean of these workers, over many steps. Example: 1.5. None: never."""
     checkpoints: str | None = None
     """The directory or URL of the snapshots. None: the folder of the run."""
     source: WeightsSource | None = None
