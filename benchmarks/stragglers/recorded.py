@@ -41,7 +41,10 @@ def main() -> int:
     judging.add_argument("files", type=Path, nargs="+")
     judging.set_defaults(act=judge)
     options = parser.parse_args()
-    return int(options.act(options))
+    try:
+        return int(options.act(options))
+    except OSError as error:
+        sys.exit(f"{error.filename or options.act.__name__}: {error.strerror}")
 
 
 def record(options: argparse.Namespace) -> int:
@@ -79,8 +82,14 @@ def judge(options: argparse.Namespace) -> int:
 
 def read(path: Path) -> tuple[float, dict[int, OwnTimes]]:
     """Return the factor, and the own times of all ranks by step. Steps that are not known of all ranks are left out."""
-    factor, *lines = map(json.loads, path.read_text().splitlines())
-    return factor, {step: times for step, times in lines if None not in times}
+    try:
+        factor, *lines = map(json.loads, path.read_text().splitlines())
+        steps = {step: times for step, times in lines if None not in times}
+    except (ValueError, TypeError) as error:
+        sys.exit(f"{path} was not written by `recorded.py record`, or is cut off ({error}): record it again.")
+    if not steps:
+        sys.exit(f"{path} has no step: record it again.")
+    return factor, steps
 
 
 def reports_of(steps: Sequence[OwnTimes]) -> list[SlowSteps]:

@@ -109,7 +109,7 @@ def _evidence(ratio: float, excess: float) -> float:
 
 
 def _usual(own_times: Sequence[float]) -> float:
-    """Return the geometric mean of the other workers' own times. Each counts as at most `MOST` times their median.
+    """Return the geometric mean of the other workers' own times, each within a factor of `MOST` of their median.
 
     The median alone varies more from step to step, because most nodes have few workers."""
     middle = median_low(own_times)
